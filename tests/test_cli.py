@@ -81,7 +81,15 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     command = cli.COMMANDS[name]
     assert callable(cli.load(command.target))
     for flag, (item, _) in flags_of(command.config_type).items():
+        flag = {"--task.data": "--data ", "--task.columns": "--data.columns"}.get(flag, flag)
         assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
+
+
+@pytest.mark.parametrize("args", ["train --data --help", "train -h --lr", "reward check --data -h"])
+def test_a_flag_beside_help_needs_no_value(args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(args.split())
+    assert (stop.value.code, " --data " in capsys.readouterr().out) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["train", "plan", "sft"])
@@ -141,6 +149,10 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --guard", "--guard needs a value: one of off, warn"),
         ("train --trl --steps 3", "--trl needs a value"),
         ("plan --data", "--data needs a value"),
+        ("train --task.data --model tiny", "--task.data needs a value"),
+        ("train --data= --model tiny", "--data needs a value"),
+        ("train --task.data mine.jsonl", "--model"),
+        ("sft --reward format", "unknown flag --reward;"),
         ("compare --data --seeds 1", "--data needs a value"),
     ],
 )

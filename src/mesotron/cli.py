@@ -11,12 +11,13 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name as load
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import tyro
@@ -203,11 +204,13 @@ def parse(
     """
     if args and args[0].endswith(".toml") and issubclass(config_type, LanguageRunConfig):
         args = ["--config", *args]
-    args = normalize(config_type, expand_flags(config_type, args))
-    arguments = arguments_type(config_type)
     wants_help = bool({"-h", "--help", "--help-all"}.intersection(args))
     wants_all = "--help-all" in args or not issubclass(config_type, LanguageRunConfig)
     args = [arg for arg in args if arg not in ("-h", "--help", "--help-all")]
+    while wants_help and args and re.match("-[^=]*$", args[-1]):  # `--data --help`
+        args = args[:-1]
+    args = normalize(config_type, expand_flags(config_type, args))
+    arguments = arguments_type(config_type)
     with unchecked():  # only the final config is checked
         given = arguments() if wants_help and presets and not args else None
         if given is None and (presets or not wants_help):
@@ -217,8 +220,14 @@ def parse(
             print(common_help(config_type, prog, default or config_type(), presets))
             raise SystemExit(0)
         if wants_help:
-            about = f"{config_type.__doc__}\n\n{presets.describe() if presets else ''}".strip()
-            run_tyro(arguments, ["--help"], prog, default, about)
+            about = f"{config_type.__doc__}\n\n{presets.describe()}" if presets else None
+            now, own_data = sys.stdout, re.compile(r"--task\.data\b(.*)(?=[│|])")
+            page: Any = SimpleNamespace(isatty=now.isatty, encoding=now.encoding)
+            page.write = lambda text: now.write(  # by the names people type; lines keep their width
+                own_data.sub(r"--data\1     ", text.replace("--task.columns", "--data.columns"))
+            )
+            with redirect_stdout(page):
+                run_tyro(arguments, ["--help"], prog, default, about)
         if default is not None:
             # Options of TRL add to those of the defaults; the last of a name counts.
             own = {text.partition("=")[0]: text for text in getattr(given, "trl", ())}
@@ -354,6 +363,8 @@ def run_tyro(
 
 def explain(message: str, args: list[str], arguments: Any) -> str:
     """tyro's message about the value of a flag, by that value and what belongs there."""
+    if missing := re.match(r"Missing from (.+?): ([A-Z]+)", message):
+        return f"{missing[1]} needs {missing[2]}"
     found = re.search(r"(?:Error parsing |argument ')(--[\w.-]+)", message)
     flag = found[1] if found else ""
     _, kind = flags_of(arguments).get(flag, (None, None))

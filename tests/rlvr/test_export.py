@@ -133,9 +133,10 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("")
+    (tmp_path / "full" / "config.json").write_text("{}")  # of a model, not of a run
     assert main(["export", str(lora_run[0]), *arguments]) == 2
-    assert named in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (named in error, "--resume" in error) == (True, False)
     assert not (lora_run[0] / "export").exists()
 
 

@@ -267,7 +267,8 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     # A run folder alone does not make its code run.
     (run.path / "result.json").unlink()
     assert cli.main(["train", "--resume", "runs/last"]) == 2
-    assert "--trust" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert ("--trust" in error, "--reward" in error) == (True, True)
     assert cli.main(["train", "--resume", "runs/last", "--reward", "mine.py:Scaled"]) == 0
 
 

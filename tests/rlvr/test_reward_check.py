@@ -70,6 +70,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert main(["reward", "check", "spares", "--data", str(path)]) == 2
     assert "sparse" in capsys.readouterr().err
     (tmp_path / "my.py").write_text("def score(completions, answer):\n    return answer\n")
+    (tmp_path / "bug.py").write_text("def score(completions):\n    return text\n")
+    assert main(["reward", "check", f"{tmp_path}/bug.py:score", "--rows", "2"]) == 1
+    shown = capsys.readouterr().out
+    assert ("NameError" in shown, "ms a call" in shown) == (True, False)  # nothing was measured
     assert main(["reward", "check", f"{tmp_path}/my.py:score", "--rows", "2"]) == 2
     error = capsys.readouterr().err
     assert ("'answer'" in error, "--data FILE" in error, error.count("\n")) == (True, True, 1)

@@ -22,7 +22,8 @@ SHORT = {name: Short(*values) for name, values in _TABLES["short"].items()}
 ALSO_SHORT: dict[str, str] = _TABLES["also_short"]
 SYNONYMS: dict[str, str] = _TABLES["synonyms"]
 # Lists that nobody means to be empty.
-_NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20", "--data": "a file, a folder or a hub name"}
+_NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20"}
+_NOT_EMPTY |= dict.fromkeys(("--data", "--task.data"), "a file, a folder or a hub name")
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
 
 
@@ -49,7 +50,7 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         flag = name.replace("_", "-")
         key = flag.removeprefix("--")
         target = SHORT[key].setting if key in SHORT else ALSO_SHORT.get(key)
-        has_no_value = not equals and (not rest or rest[0].startswith("-"))
+        has_no_value = (text or (rest or ["-"])[0])[:1] in ("", "-")
         if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
             raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
         if flag in short:
@@ -123,7 +124,8 @@ def suggest_flag(word: str, config_type: Any) -> str:
     meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.85)
     meant += [f"--{_MEANT[leaf]}"] if leaf in _MEANT else []
     meant += [flag for flag in known if re.split(r"[.]|--", flag)[-1] == leaf]
-    meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
+    if name not in SHORT:  # else a flag of other commands
+        meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
     choice = next((flag for flag in meant if flag in known), None)
     return f" (did you mean {choice}?)" if choice else ""
 

@@ -151,7 +151,7 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
     micro = min(rollout.micro_batch or share, share)
     if share % micro:
         raise ValueError(
-            f"rollout.micro_batch = {micro} does not divide the {share} rows of one update: use "
+            f"--rollout.micro-batch {micro} does not divide the {share} rows of one update: use "
             f"{share // ceil(share / micro)} or another divisor"
         )
     steps = share // micro

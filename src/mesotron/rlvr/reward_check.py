@@ -303,7 +303,6 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
         table.add_row("gold", f"{outcome.gold:.3f}", "100%")
     for cheat, (mean, share) in outcome.earned.items():
         table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
-    console.print(table)
     failed = len(outcome.gold_failures)
     lines = [
         f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
@@ -319,6 +318,10 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
             f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
             f"{chances} (--samples measures it)"
         )
+    if outcome.gold is None and not outcome.earned:  # it failed at once
+        lines.clear()
+    else:
+        console.print(table)
     lines += [f"problem: {found}" for found in outcome.findings]
     lines.append(
         "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"

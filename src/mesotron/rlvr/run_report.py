@@ -71,7 +71,7 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
         note = f"above, {PAIRS_SHOWN} typical problems in these proportions"
         print_line(console, f"{changes}; {note}")
     if "gain" in result:
-        table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95 % intervals")
+        table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95% intervals")
         for row in score_rows(result):
             table.add_row(*row)
         console.print(table)

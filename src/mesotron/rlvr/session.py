@@ -101,7 +101,8 @@ def resume_command(plan: Plan[Any]) -> str:
     if isinstance(plan.config, SftConfig):
         return f"mesotron sft --resume {plan.path}"
     # Code is named again: the folder alone is not believed.
-    own = [spell(name, tuple(map(quote, values))) for name, values in code_settings(plan.config)]
+    named = ((name.removesuffix(".parts"), own) for name, own in code_settings(plan.config))
+    own = [spell(name, tuple(map(quote, values))) for name, values in named]
     return " ".join([f"mesotron train --resume {plan.path}", *own])
 
 

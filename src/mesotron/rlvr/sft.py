@@ -126,7 +126,6 @@ def train_in(
         f"{accuracy:.1%}.\n"
     )
     run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, lambda: report)
-    model = run.checkpoints / f"checkpoint-{step}"
     numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
-    print_line(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
+    print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")
     return 0

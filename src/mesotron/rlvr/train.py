@@ -205,9 +205,9 @@ def check_rewards_on(task: Task, config: TrainConfig) -> None:
     if problem.gold is None and needs_gold(config.reward) and not is_self_labeled:
         parts = " ".join(config.reward.parts)
         raise ValueError(
-            f"--reward {parts} compares with gold answers, and {config.task.title} has none that "
-            "can be checked: name their column with --data.columns gold=NAME, or give your own "
-            "--reward"
+            f"--reward {parts} compares with gold answers, and {config.task.title} has rows "
+            "without one that can be checked: name their column with --data.columns gold=NAME, or "
+            "give your own --reward"
         )
     try_reward(config.reward, problem, config.rollout.max_tokens)
 

@@ -66,6 +66,9 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
     run = path.absolute().parent.parent
     if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
         raise ValueError(f"{path} is a checkpoint: give its run, --resume {path.parent.parent}")
+    for name, kind in (("train", TrainConfig), ("sft", SftConfig)):
+        if kind is not config_type and {x.name for x in fields(kind)} == {*RunFolder(path).config}:
+            raise ValueError(f"{path} is a run of {name}: use mesotron {name} --resume {path}")
     saved: Any = saved_settings(config_type, RunFolder(path))
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
     left_open: dict[str, Any] = {

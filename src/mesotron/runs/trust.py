@@ -36,7 +36,8 @@ def check_trusted(names: Collection[str], source: object, trust: bool) -> None:
     """Refuse names from a file that may be somebody else's, unless the user trusts it."""
     if names and not trust:
         raise ValueError(
-            f"{source} names code or addresses: {', '.join(names)}; look at them, then add --trust"
+            f"{source} names code or addresses: {', '.join(names)}; look at them, then give their "
+            "flags again, such as --reward NAME, or add --trust"
         )
 
 

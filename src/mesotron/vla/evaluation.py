@@ -119,7 +119,7 @@ def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
 def as_table(results: dict[str, EvalResult]) -> Table:
     header, *rows = _table_rows(results)
     count = len(results[SUCCESS].episodes)
-    table = Table(*header, title=f"success over {count} episodes, 95 % intervals")
+    table = Table(*header, title=f"success over {count} episodes, 95% intervals")
     for row in rows:
         table.add_row(*row)
     return table

@@ -164,7 +164,7 @@ class EvalResult:
 
     @property
     def score(self) -> Score:
-        """Success with its 95 % Wilson interval."""
+        """Success with its 95% Wilson interval."""
         return wilson(sum(episode.success for episode in self.episodes), len(self.episodes))
 
     def to_json(self) -> dict[str, Any]:

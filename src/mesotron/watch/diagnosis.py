@@ -78,7 +78,7 @@ class Diagnosis:
             parts[-1] = f"dead after step {last.first}"
         text = ", ".join(parts)
         if last.condition == "unknown":  # the only phase
-            text = f"cannot tell how steps {last.first}-{last.last} went"
+            text = f"too few rewards are logged to tell how steps {last.first}-{last.last} went"
         for action in self.actions:
             if action.action == "rollback":
                 text += f", rolled back from step {action.step} to {action.checkpoint}"

@@ -29,16 +29,16 @@ class Row:
         """A column as stripped text; numbers as they are written."""
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
-            raise ValueError(f"{self.place}: no column {column!r}; columns: {known}")
+            raise ValueError(f"{self.place}: no column {column!r}, only {known}: add it")
         value = self.values[column]
-        empty = value is None or value != value  # NaN
+        empty = value is None or value != value or not str(value).strip()  # None, NaN, ""
         if empty or isinstance(value, bool) or not isinstance(value, str | int | float):
-            kind = "empty" if empty else f"of type {type(value).__name__}"
-            raise ValueError(f"{self.place}: column {column!r} is {kind}, not text or a number")
+            kind = f"of type {type(value).__name__}, not text or a number"
+            kind = "empty: fill it in or drop the row" if empty else kind
+            raise ValueError(f"{self.place}: column {column!r} is {kind}")
         text = str(value).strip()
-        if not 0 < len(text) <= MAX_TEXT:
-            size = "empty" if not text else f"longer than {MAX_TEXT:,} characters"
-            raise ValueError(f"{self.place}: column {column!r} is {size}")
+        if len(text) > MAX_TEXT:
+            raise ValueError(f"{self.place}: column {column!r} has over {MAX_TEXT:,} characters")
         return text
 
 
@@ -136,7 +136,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
                     raise ValueError(f"{place}: more or fewer fields than the header")
                 yield Row(place, dict(row), typed=False)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
+            raise ValueError(f"{path}:{reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
