@@ -11,13 +11,12 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name as load
-from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import tyro
@@ -221,13 +220,7 @@ def parse(
             raise SystemExit(0)
         if wants_help:
             about = f"{config_type.__doc__}\n\n{presets.describe()}" if presets else None
-            now, own_data = sys.stdout, re.compile(r"--task\.data\b(.*)(?=[│|])")
-            page: Any = SimpleNamespace(isatty=now.isatty, encoding=now.encoding)
-            page.write = lambda text: now.write(  # by the names people type; lines keep their width
-                own_data.sub(r"--data\1     ", text.replace("--task.columns", "--data.columns"))
-            )
-            with redirect_stdout(page):
-                run_tyro(arguments, ["--help"], prog, default, about)
+            run_tyro(arguments, ["--help"], prog, default, about)
         if default is not None:
             # Options of TRL add to those of the defaults; the last of a name counts.
             own = {text.partition("=")[0]: text for text in getattr(given, "trl", ())}

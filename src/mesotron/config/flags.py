@@ -50,7 +50,8 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         flag = name.replace("_", "-")
         key = flag.removeprefix("--")
         target = SHORT[key].setting if key in SHORT else ALSO_SHORT.get(key)
-        has_no_value = (text or (rest or ["-"])[0])[:1] in ("", "-")
+        value = text if equals else "".join(rest[:1])
+        has_no_value = not value or (not equals and value.startswith("-"))
         if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
             raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
         if flag in short:

@@ -79,11 +79,11 @@ class TaskConfig(Config, prefix="task."):
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
     data: tuple[str, ...] = ()
-    """Your own data instead of a task: JSONL, JSON, CSV or Parquet files, folders, names on the hub
-    (NAME:SUBSET)."""
+    """--data for short: your own data instead of a task, as JSONL, JSON, CSV or Parquet files,
+    folders, names on the hub (NAME:SUBSET)."""
     columns: str = ""
-    """Columns of your data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other names
-    give the reward a column under that name too."""
+    """--data.columns for short: columns of your data, as in prompt=q,gold=a (unset: guessed; gold=
+    means none). Other names give the reward a column under that name too."""
     weights: tuple[float, ...] = setting((), ge=0)
     """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
     settings: str = ""
