@@ -59,8 +59,10 @@ def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
     assert problem.columns == row
 
 
-def test_true_and_false_of_csv_are_booleans_for_the_reward(tmp_path):
-    (tmp_path / "mine.csv").write_text("prompt,answer,hard,level\nP,True,False,2\nQ,False,True,1\n")
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_true_and_false_of_csv_are_booleans_for_the_reward(tmp_path, delimiter):
+    text = "prompt,answer,hard,level\nP,True,False,2\nQ,False,True,1\n"
+    (tmp_path / "mine.csv").write_text(text.replace(",", delimiter))
     problem = one_of(str(tmp_path / "mine.csv"))
     assert problem.columns == {"prompt": "P", "answer": "True", "hard": False, "level": "2"}
 

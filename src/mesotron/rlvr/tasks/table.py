@@ -127,8 +127,10 @@ def _make_row(place: str, row: Any) -> Row:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        delimiter = max(",;\t", key=file.readline(1 << 16).decode(errors="replace").count)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.DictReader(file, strict=True, delimiter=delimiter)
         try:
             for row in reader:
                 place = f"{path}:{reader.line_num}"
