@@ -31,7 +31,7 @@ from mesotron.config.base import (
     unchecked,
     validate,
 )
-from mesotron.config.flags import expand_flags, expand_table, short_help, suggest_flag
+from mesotron.config.flags import as_typed, expand_flags, expand_table, short_help, suggest_flag
 from mesotron.config.train import LanguageRunConfig
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.runs.extras import require
@@ -110,8 +110,9 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     if args is None:
         mark_start()
+        args = sys.argv[1:]
     try:
-        code = dispatch(sys.argv[1:] if args is None else args)
+        code = dispatch(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as stop:  # a command may have added how to continue
@@ -139,7 +140,7 @@ def main(args: list[str] | None = None) -> int:
         # Only the text of this package's own errors is meant for the user.
         if not trace or not trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron."):
             raise
-        return fail(str(error))
+        return fail(as_typed(str(error), args))
 
 
 def dispatch(args: list[str]) -> int:

@@ -27,12 +27,22 @@ _NOT_EMPTY |= dict.fromkeys(("--data", "--task.data"), "a file, a folder or a hu
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
 
 
+_TARGETS = {name: one.setting for name, one in SHORT.items()} | ALSO_SHORT
+_LONG = {f"--{name}": f"--{path.replace('_', '-')}" for name, path in _TARGETS.items()}
+
+
 def short_flags(config_type: Any) -> dict[str, str]:
     """Short flags of a command and the flags they stand for. A field of the same name is one."""
     flags = flags_of(config_type)
-    targets = {name: one.setting for name, one in SHORT.items()} | ALSO_SHORT
-    long = {f"--{name}": f"--{path.replace('_', '-')}" for name, path in targets.items()}
-    return {short: flag for short, flag in long.items() if flag in flags and short not in flags}
+    return {short: flag for short, flag in _LONG.items() if flag in flags and short not in flags}
+
+
+def as_typed(message: str, args: Sequence[str]) -> str:
+    """A message that names flags as they were typed."""
+    typed = {arg.partition("=")[0].replace("_", "-") for arg in args}
+    for short in typed & _LONG.keys() - _LONG.values():
+        message = re.sub(rf"{re.escape(_LONG[short])}(?![\w.-])", short, message)
+    return message
 
 
 def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
@@ -49,7 +59,7 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         name, equals, text = arg.partition("=")
         flag = name.replace("_", "-")
         key = flag.removeprefix("--")
-        target = SHORT[key].setting if key in SHORT else ALSO_SHORT.get(key)
+        target = _TARGETS.get(key)
         value = text if equals else "".join(rest[:1])
         has_no_value = not value or (not equals and value.startswith("-"))
         if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
