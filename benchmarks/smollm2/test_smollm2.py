@@ -22,6 +22,9 @@ CONTENDERS = ["adamw", "muon", "pion_cutoff"]
 
 @pytest.fixture
 def given(tmp_path):
+    rows = "".join(f'{{"question": "{k}+1?", "answer": "#### {k + 1}"}}\n' for k in range(99))
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(rows.replace("?", f" in {name}?"))
     return argparse.Namespace(
         parts=["tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k"], levers=[],
         lever_seeds=[1, 2], contenders=CONTENDERS, search_steps=60, final_steps=120,

@@ -109,7 +109,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", ["arith", "tournament"])
 def test_every_chart_is_drawn_without_errors_or_requests(browser, page, name):
     browser.requests()
-    browser.open(page(name), height=12_000)
+    browser.open(page(name), height=30_000)
     browser.run(OPEN_ALL)
     lines = (
         "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.trace').length)"

@@ -3,6 +3,7 @@
 The study is kept by Optuna (arXiv 1907.10902). The next worker takes up what a dead one has left.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -314,7 +315,9 @@ def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     ]
     sign = 1 if study.study.direction.name == "MINIMIZE" else -1
     rows.sort(key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
-    write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
+    draft = folder / f".sweep-{os.getpid()}.json"  # several processes may finish at once
+    write_json(draft, {"name": space.name, "metric": study.metric, "trials": rows})
+    draft.replace(folder / "sweep.json")
     names = [one.name for one in space.dimensions if one.varies]
     title = f"{space.name}: {count(len(rows), 'trial')}, best first"
     table = Table(title=title, box=SIMPLE_HEAD)

@@ -100,8 +100,11 @@ class Account:
             if self._crossed is None and not self.meter.is_training:
                 self.meter.now = self.meter.clock()
                 self._crossed = self.meter.refusal(steps=0, reserve=EXIT)
-                if self._crossed is not None and self._is_main_thread:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            # Again until it ends: callbacks of the garbage collector swallow an interrupt.
+            while self._crossed is not None and self._is_main_thread:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+                if self._over.wait(EXIT):
+                    return
 
 
 def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
