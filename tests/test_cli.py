@@ -139,8 +139,6 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("ppo snake --gif=3", "--gif"),
         ("export tiny", "tiny"),
         ("train arth", "did you mean arith"),
-        ("train --tools own.py:x --rollout.fast", "--rollout.fast"),
-        ("train --environment own.py:x --objective.name mgrpo", "--objective.name"),
         ("train --lr 1e-3x", "--lr '1e-3x' is not a number"),
         ("train --steps=1e3", "--steps '1e3' is not a whole number"),
         ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),

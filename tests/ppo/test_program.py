@@ -1,5 +1,7 @@
 """Whole updates: chunked, side-by-side and resumed runs are bit-equal to the plain run."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -109,3 +111,16 @@ def test_a_single_run_is_mapped_like_several():
         x, numbers = np.arange(4.0 * num_runs).reshape(num_runs, 4), 2.0 + np.arange(num_runs)
         halves = over_runs(lambda tree, number: {"half": tree["x"] / number})({"x": x}, numbers)
         np.testing.assert_allclose(halves["half"], x / numbers[:, None], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_single_run_equals_the_same_run_beside_another():
+    """Up to rounding, which has not grown yet after the first update."""
+    config = dataclasses.replace(CONFIG, num_envs=4, num_steps=8, chunk=1)
+    results = []
+    for values in ([{"seed": 3}], [{"seed": 3}, {"seed": 4}]):
+        runs, program = make_runs(config, values), make_program(config, len(values))
+        _, metrics = program.advance(program.start(runs), runs, 1)
+        results.append({name: x[:1] for name, x in metrics.items()})
+    for name, values in results[0].items():
+        np.testing.assert_allclose(values, results[1][name], rtol=1e-4, atol=2e-6)

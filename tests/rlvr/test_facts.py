@@ -43,6 +43,19 @@ def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer)
     assert facts.answer == answer
 
 
+def test_hostile_completions_do_not_affect_the_batch(judge):
+    hostile = [
+        "[" * 1_000_000, r"\boxed{" * 100_000, r"\boxed{9**9**9**9}", r"\boxed{9^{9^{9^{9}}}}",
+        r"\boxed{" + r"\frac{" * 60 + "}" * 60 + "}", "\x00" * 1000, r"\boxed{\x00}",
+        "\u202e\u2067" * 1000, "\ud800", r"\boxed{__import__('os').abort()}",
+    ]  # fmt: skip
+    good = r"\boxed{7}"
+    batch = [text for bad in hostile for text in (bad, good)]
+    facts = judge.judge(batch, ["7"] * len(batch), [False] * len(batch))
+    assert [fact.correct for fact in facts] == [False, True] * len(hostile)
+    assert not any(fact.correct_unformatted for fact in facts)
+
+
 def test_summary_shares(judge):
     completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
     golds = ["7", "7", "7", r"\frac{"]

@@ -76,15 +76,36 @@ def test_a_sequence_weight_multiplies_its_sequence_alone():
     torch.testing.assert_close(gradient(weighted), gradient(plain) * torch.tensor([[0.5], [1.0]]))
 
 
+def grpo(d, A, mask, low=0.2, high=0.2, sequence=False):
+    """GRPO (or GSPO) as written: the mean over sequences of the mean over tokens."""
+    if sequence:
+        d = ((d * mask).sum(1) / mask.sum(1))[:, None].expand_as(d)
+    ratio = d.exp()
+    loss = -torch.minimum(ratio * A[:, None], ratio.clamp(1 - low, 1 + high) * A[:, None])
+    return ((loss * mask).sum(1) / mask.sum(1)).mean()
+
+
 @pytest.mark.parametrize("sequence", [False, True], ids=["grpo", "gspo"])
 def test_on_policy_the_gradient_is_that_of_grpo_and_gspo(sequence):
     torch.manual_seed(0)
     mask = (torch.arange(7) < torch.tensor([[7], [1], [4], [5], [2]])).long()
     inputs = batch(torch.zeros(5, 7), torch.randn(5), mask)
-    d, A, lengths = inputs.logprobs, inputs.advantages, mask.sum(1)
-    ratio = ((d * mask).sum(1) / lengths).exp()[:, None].expand_as(d) if sequence else d.exp()
-    other = -((A[:, None] * ratio * mask).sum(1) / lengths).mean()
-    torch.testing.assert_close(gradient(inputs), torch.autograd.grad(other, d)[0])
+    other = grpo(inputs.logprobs, inputs.advantages, inputs.mask, sequence=sequence)
+    torch.testing.assert_close(gradient(inputs), torch.autograd.grad(other, inputs.logprobs)[0])
+
+
+def test_without_a_clip_it_is_gspo_and_never_larger_than_grpo():
+    torch.manual_seed(0)
+    d, A = 0.5 * torch.randn(6, 9), torch.randn(6)
+    inputs = batch(d, A, epsilon=50.0, epsilon_high=50.0)
+    wide = {"low": 1.0, "high": 1e9}
+    gspo = grpo(inputs.logprobs, inputs.advantages, inputs.mask, sequence=True, **wide)
+    torch.testing.assert_close(gmpo_loss(inputs).loss, gspo)
+    # By the inequality of the means, sequence by sequence.
+    for k in range(6):
+        one = batch(d[k : k + 1], A[k : k + 1], epsilon=50.0, epsilon_high=50.0)
+        arithmetic = grpo(one.logprobs, one.advantages, one.mask, **wide)
+        assert abs(gmpo_loss(one).loss) <= abs(arithmetic)
 
 
 def test_correction_ratios_become_one_weight_per_sequence():

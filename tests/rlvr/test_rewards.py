@@ -68,6 +68,11 @@ def test_an_unreadable_gold_is_skipped_and_never_rewarded(judge, caplog):
     assert "none of 2 completions" in caplog.text
 
 
+def test_a_truncated_completion_is_paid_for_what_it_finished(judge):
+    cut = [r"\boxed{7} and on", r"\boxed{7"]
+    assert score(judge, cut, truncated=[True, True]) == [1.1, 0.0]
+
+
 def test_parts_that_depend_on_length(judge):
     ids = [[0] * n for n in (1, 5, 10, 12, 1)]
     short = score(judge, [RIGHT] * 4 + [WRONG], ids=ids, parts=("length",))
@@ -87,6 +92,9 @@ def test_parts_are_weighted_and_summed(judge):
 
 OWN = """
 import json
+
+def by_length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
 
 def by_columns(prompts, hard, max_tokens):
     return [len(prompt) + 10 * h + 100 * max_tokens for prompt, h in zip(prompts, hard)]
@@ -126,7 +134,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("name", "scores"),
-    [("by_columns", [202.0, 213.0]), ("by_facts", [1.0, None])],
+    [("by_length", [9.0, 7.0]), ("by_columns", [202.0, 213.0]), ("by_facts", [1.0, None])],
 )
 def test_user_functions(judge, name, scores):
     rows = [{"prompt": "ab", "hard": 0}, {"prompt": "abc", "hard": 1}]

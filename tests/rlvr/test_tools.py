@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from mesotron import cli
 from mesotron.config import ObjectiveConfig, TrainConfig
 from mesotron.rlvr.rewards import completion_texts, is_unfinished
 from mesotron.rlvr.tools import Toolbox, load_toolbox
@@ -177,6 +178,13 @@ def test_unusable_tools_are_refused(settings, named, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(SOURCE)
     with pytest.raises(ValueError, match=named):
         load_toolbox(TrainConfig(**settings))
+
+
+@pytest.mark.parametrize("flag", ["--tools", "--environment"])
+def test_settings_that_cannot_call_tools_are_refused(flag, capsys):
+    for words in (["--rollout.fast"], ["--objective.name", "mgrpo"]):
+        assert cli.main(["train", flag, "own.py:x", *words]) == 2
+        assert words[0] in capsys.readouterr().err
 
 
 def test_tools_of_a_run_folder_need_trust():

@@ -117,9 +117,10 @@ def test_gmpo_in_the_trainer_by_hand(gmpo):
     trainer, batch, shift, *_ = gmpo
     assert loss_of(trainer, batch) == close(by_hand(batch, shift))
     mask = batch["completion_mask"].bool()
-    up = batch["advantages"][:, None] > 0
+    up, down = batch["advantages"][:, None] > 0, batch["advantages"][:, None] < 0
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["clip_ratio/high_mean"] == close(((shift > 0.4) & up & mask).sum().item() / 12)
+    assert logged["clip_ratio/low_mean"] == close(((shift < -0.4) & down & mask).sum().item() / 12)
     assert logged["ratio/log_max"] == close(shift[mask].max().item())
     assert logged["ratio/log_min"] == close(shift[mask].min().item())
 
@@ -185,6 +186,16 @@ def test_an_optimizer_by_name_trains_and_is_measured(tmp_path, name):
 def test_a_name_alone_takes_the_rate_of_the_arguments(tmp_path):
     trainer = tiny.make_trainer(tmp_path, parts={"optim": "muon"}, learning_rate=0.03)
     assert {group["lr"] for group in trainer.create_optimizer().param_groups} == {0.03}
+
+
+def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
+    config = OptimConfig(name="muon", lr=0.01)
+    trainer = tiny.make_trainer(tmp_path, parts={"optim": config, "peft_config": lora}, max_steps=2)
+    before = tiny.weights(trainer)
+    trainer.train()
+    changed = {n for n, w in tiny.weights(trainer).items() if not torch.equal(w, before[n])}
+    assert changed == {n for n in before if "lora" in n}
 
 
 def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
@@ -402,3 +413,6 @@ def test_further_objectives_train_off_policy(tmp_path, name):
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
     assert all(("cov/treated" in row) == name.endswith("_cov") for row in rows)
+    if name == "gmpo":
+        assert rows[0]["ratio/log_min"] == pytest.approx(0, abs=1e-5)
+        assert rows[1]["ratio/log_min"] < -1e-3 < 1e-3 < rows[1]["ratio/log_max"]

@@ -66,6 +66,7 @@ def test_values_have_the_annotated_types(item, value):
         ("vllm_importance_sampling_mode=tokens", VLLM, "token_mask"),
         ("vllm_importance_sampling_clip_max=2", {}, "--rollout.vllm"),
         ("off_policy_mask_threshold=0.5", {}, "one update"),
+        ("min_p=0.1", VLLM, "correction"),
         ("", {"objective": ObjectiveConfig(name="kl_cov")}, "one update"),
         ("delta=4", {"objective": ObjectiveConfig(name="cispo")}, "cispo"),
         ("use_liger_kernel=true", {}, "--no-rollout.fast"),

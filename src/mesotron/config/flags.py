@@ -25,8 +25,7 @@ SYNONYMS: dict[str, str] = _TABLES["synonyms"]
 _NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20"}
 _NOT_EMPTY |= dict.fromkeys(("--data", "--task.data"), "a file, a folder or a hub name")
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
-
-
+# The settings, and the flags, that the short ones stand for.
 _TARGETS = {name: one.setting for name, one in SHORT.items()} | ALSO_SHORT
 _LONG = {f"--{name}": f"--{path.replace('_', '-')}" for name, path in _TARGETS.items()}
 

@@ -35,7 +35,7 @@ CHAT_END = "<|im_end|>"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
 GGUF_LAYOUT = 1
-FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
+FAST_BELOW = 1_000_000_000  # weights; at 1.7 billion vLLM was faster (benchmarks/stack)
 # The fastest sampler on one GPU for models below so many weights and completions up to so many
 # tokens (benchmarks/stack); the first row that fits counts.
 FASTEST_SAMPLER = ((1_000_000_000, 1 << 20, "fast"), (1 << 60, 1 << 20, "vllm"))

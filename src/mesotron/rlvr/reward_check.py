@@ -303,25 +303,24 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
         table.add_row("gold", f"{outcome.gold:.3f}", "100%")
     for cheat, (mean, share) in outcome.earned.items():
         table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
-    failed = len(outcome.gold_failures)
-    lines = [
-        f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
-    ]
-    if outcome.silent is not None:
+    lines = []
+    if table.rows:  # else it failed at once
+        console.print(table)
+        failed = len(outcome.gold_failures)
+        lines.append(
+            f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
+        )
+    if table.rows and outcome.silent is not None:
         lines.append(
             f"the model's groups: spread {outcome.spread:.3f}, silent {outcome.silent:.0%} (all "
             "rewards equal, nothing is learned from them)"
         )
-    else:
+    elif table.rows:
         chances = ", ".join(f"{p**GROUP + (1 - p) ** GROUP:.0%}" for p in (0.05, 0.2, 0.5))
         lines.append(
             f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
             f"{chances} (--samples measures it)"
         )
-    if outcome.gold is None and not outcome.earned:  # it failed at once
-        lines.clear()
-    else:
-        console.print(table)
     lines += [f"problem: {found}" for found in outcome.findings]
     lines.append(
         "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"

@@ -68,7 +68,8 @@ def cut_rows_after(path: Path, step: int) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader sees the old text or the new one."""
+    """Replace a file atomically: a reader sees the old text or the new one. One writer at a time:
+    a run's lock sees to that."""
     draft = path.with_name(f".{path.name}.writing")
     with naming(draft), draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
         file.write(text)
