@@ -107,6 +107,7 @@ def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) ->
     """Milliseconds of a step, by phase, and tokens per second."""
     sizes, one = (ROWS | SMALL)[row], CONTENDERS[contender]
     small = row in SMALL
+    VLLM["vllm_gpu_memory_utilization"] = sizes.share  # in this process alone
     trainer, verifier = make_trainer(one, given["model"], sizes.tokens, sizes.micro, folder, small)
     measured = Measured(trainer, given["warm"], given["count"], seconds)
     trainer.add_callback(measured)

@@ -81,13 +81,19 @@ def test_masked_completions_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("weights", "installed", "chosen"),
-    [(135e6, True, (True, "off")), (2e9, True, (False, "colocate")), (2e9, False, (False, "off"))],
+    ("weights", "fuses", "installed", "chosen"),
+    [
+        (135e6, True, True, (True, "off")),
+        (1.7e9, True, True, (True, "off")),
+        (1.7e9, False, True, (False, "colocate")),
+        (2e9, True, True, (False, "colocate")),
+        (2e9, True, False, (False, "off")),
+    ],
 )
-def test_auto_chooses_the_sampler(weights, installed, chosen, monkeypatch):
+def test_auto_chooses_the_sampler(weights, fuses, installed, chosen, monkeypatch):
     monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: installed)
     config = TrainConfig(rollout=RolloutConfig(vllm="auto"))
-    rollout = choose_speed(config, True, int(weights)).rollout
+    rollout = choose_speed(config, True, int(weights), fuses).rollout
     assert (rollout.fast, rollout.vllm) == chosen
     assert sampler_arguments(rollout, "grpo").get("use_vllm", False) == (chosen[1] == "colocate")
     assert choose_speed(config, False, int(weights)).rollout.vllm == "off"

@@ -265,7 +265,7 @@ class RolloutConfig(Config, prefix="rollout."):
     """Completions per forward pass (unset: all of one update)."""
     fast: bool | None = None
     """Sample with CUDA graphs and train on shared prompts, as far as the model supports it (unset:
-    on one GPU without vLLM, for models below a billion weights). With vLLM only the training."""
+    on one GPU without vLLM, for models below two billion weights). With vLLM only the training."""
     vllm: Literal["off", "auto", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server (auto: in the same process, if vLLM is
     installed and faster than --rollout.fast for this model and length)."""

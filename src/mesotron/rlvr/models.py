@@ -35,10 +35,9 @@ CHAT_END = "<|im_end|>"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
 GGUF_LAYOUT = 1
-FAST_BELOW = 1_000_000_000  # weights; at 1.7 billion vLLM was faster (benchmarks/stack)
-# The fastest sampler on one GPU for models below so many weights and completions up to so many
-# tokens (benchmarks/stack); the first row that fits counts.
-FASTEST_SAMPLER = ((1_000_000_000, 1 << 20, "fast"), (1 << 60, 1 << 20, "vllm"))
+# Weights below which `rollout.fast` beats vLLM on one GPU, without its fused decoder and with it
+# (benchmarks/stack).
+FAST_BELOW = (1_000_000_000, 2_000_000_000)
 FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
 Run = TypeVar("Run", TrainConfig, SftConfig)
 
@@ -139,17 +138,19 @@ def choose_precision(config: Run, has_bfloat16: bool) -> Run:
     return replace(config, model=replace(config.model, dtype=dtype))
 
 
-def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainConfig:
-    """The run's config with `rollout.fast`, `rollout.vllm` and `optim.fused` resolved."""
+def choose_speed(
+    config: TrainConfig, on_gpu: bool, num_weights: int, fuses: bool = True
+) -> TrainConfig:
+    """The run's config with `rollout.fast`, `rollout.vllm` and `optim.fused` resolved; `fuses` if
+    the fused decoder takes the model."""
     fast, vllm, fused = config.rollout.fast, config.rollout.vllm, config.optim.fused
+    is_small = num_weights < FAST_BELOW[fuses]
     if vllm == "auto":
-        fits = [row for row in FASTEST_SAMPLER if num_weights < row[0]]
-        fastest = next(name for _, most, name in fits if config.rollout.max_tokens <= most)
-        usable = on_gpu and not fast and is_installed("vllm")
-        vllm = "colocate" if usable and fastest == "vllm" else "off"
+        usable = on_gpu and not fast and not is_small and is_installed("vllm")
+        vllm = "colocate" if usable else "off"
     if fast is None:
         alone = num_processes() == 1 and vllm == "off" and config.model.load == "full"
-        fast = on_gpu and alone and num_weights < FAST_BELOW
+        fast = on_gpu and alone and is_small
     if fused is None:
         fused = config.steps >= FUSED_FROM
     rollout = replace(config.rollout, fast=fast, vllm=vllm)

@@ -39,6 +39,7 @@ from mesotron.rlvr.callbacks import (
     Spending,
 )
 from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
+from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.objectives import resolve, sampler_arguments, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
@@ -123,7 +124,8 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
         config = replace(config, rollout=replace(config.rollout, fast=False))
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     use_one_thread_if_small(model, device, config.threads)
-    config = models.choose_speed(config, device.type == "cuda", model.num_parameters())
+    fuses = FusedSampler.obstacle(model) is None
+    config = models.choose_speed(config, device.type == "cuda", model.num_parameters(), fuses)
     arguments |= sampler_arguments(config.rollout, config.objective.name) | trl_options(config)
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments, toolbox)
 
