@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym: splits, settings, mixtures, levels, scorers, and the curriculum."""
 
 import json
+import time
 
 import pytest
 
@@ -84,6 +85,22 @@ def test_scorers_are_bounded(monkeypatch):
             pass
 
     assert replies(hang) == 0
+
+
+def test_making_a_problem_again_is_not_bounded(monkeypatch):
+    problem = load_task(task()).train[0]
+    address = tuple(problem.columns[gym.KEY])
+
+    def slow(*place):
+        end = time.process_time() + 0.2  # as an import or a large dataset takes
+        while time.process_time() < end:
+            pass
+        return make_dataset(*place)
+
+    make_dataset = gym.make_dataset
+    monkeypatch.setattr(gym, "SCORER_SECONDS", 0.1)
+    monkeypatch.setattr(gym, "make_dataset", slow)
+    assert gym.score(problem.gold, address) == 1
 
 
 def test_the_scorer_decides_what_is_correct(judge):

@@ -194,9 +194,10 @@ def entry_of(address: Address) -> dict[str, Any]:
 def score(answer: str, address: Address) -> float:
     """The scorer's verdict from 0 to 1; 0 if it raises, hangs or returns anything else."""
     name, settings, seed, _ = address
+    # Outside the limit: an import that is interrupted leaves broken modules behind.
+    dataset, entry = make_dataset(name, settings, seed), entry_of(address)
     try:
         with cpu_limit(SCORER_SECONDS):
-            dataset, entry = make_dataset(name, settings, seed), entry_of(address)
             value = float(dataset.score_answer(answer[:MAX_SCORED], entry))
     except (Exception, OutOfTime) as error:  # any of a hundred scorers on untrusted text
         log.debug("the scorer of rg:%s failed on %r: %r", name, answer[:80], error)
