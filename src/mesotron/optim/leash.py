@@ -15,12 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from mesotron.optim.device import round_stochastically
 from mesotron.optim.matrix import largest_eigenvalue
+from mesotron.optim.step import Group
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 F_MAX = 1.2  # the largest singular value that Muon's five steps leave
-
-Group = dict[str, Any]
 
 
 def spectral_norm(W: Tensor, view: str = "whole") -> Tensor:
