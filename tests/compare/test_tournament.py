@@ -15,9 +15,11 @@ from mesotron.compare import tournament
 from mesotron.compare.kinds import cell_command, change, make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.search import Grid, search
-from mesotron.compare.standings import time_to_threshold
+from mesotron.compare.standings import rank, time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
+from mesotron.runs import RunFolder
 from mesotron.runs.folder import try_lock
+from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.vla.demos import write_manifest
 
 CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
@@ -280,7 +282,8 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
         ("arith --set steps=many", "many"), ("arith --set optim=muon", "optim"),
         ("arith --set task.num_eval=2", "task.num_eval"),
         ("arith --set reward.parts=two_part,neer", "near"),
-        ("arith --set optim.scale=spectral", "optim.scale"),
+        ("arith --set optim.scale=spectral", "optim.scale"), ("arith --factor 1.001", "--factor"),
+        ("arith --factor 1e9", "--factor"),
         ("snake --set eval_episodes=16", "eval_episodes"), ("vla --set demos=no/such", "no/such"),
         ("vla --set demos={demos} batch=1", "batch"),
         ("vla --set demos={demos} episodes=4", "episodes"), ("arith --on slurm", "--on"),
@@ -386,6 +389,41 @@ def test_search_limits():
     assert (flat.best, flat.extended, flat.edge) == (0, 0, None)
     crashed = search(grid, dict.fromkeys(range(-4, 5)))
     assert (crashed.best, crashed.done) == (None, True)
+
+
+@pytest.mark.parametrize("rule", SPECTRAL_RULES)
+def test_updates_of_every_spectral_rule_are_measured(tmp_path, rule):
+    save_rows(tmp_path, {f"optim/{rule} rows:2/update_rms": 0.0002})
+    run = RunFolder(tmp_path)
+    assert make_kind("arith").update_ratio(run, run.rows("metrics")) == pytest.approx(0.2)
+
+
+def test_a_diverged_run_is_not_above_negative_rewards(tmp_path):
+    save_rows(tmp_path, {"loss": float("nan")})
+    rewards = [{"id": "a", "reward": -1.0}, {"id": "b", "reward": -0.5}]
+    (tmp_path / "before.json").write_text(json.dumps({"measure": "reward", "transcripts": rewards}))
+    outcome = make_kind("arith").outcome(tmp_path)
+    assert (outcome.health.verdict, outcome.scores) == ("diverged", {"a": -1.0, "b": -1.0})
+
+
+def save_rows(path, values):
+    optim = {"schedule": "constant", "warmup": 0.0, "lr": 0.001}
+    (path / "config.json").write_text(json.dumps({"optim": optim}))
+    (path / "metrics.jsonl").write_text(json.dumps({"step": 1, **values}) + "\n")
+
+
+def test_cells_that_never_got_halfway_count_as_the_slowest():
+    cells = [
+        Cell(id=f"a{k}", contender="a", objective="", rate=1.0, seed=k, stage="final", state="done",
+             per_problem=[1.0, 0.0], threshold_seconds=seconds)
+        for k, seconds in enumerate([10.0, 20.0, None])
+    ]  # fmt: skip
+    record = Tournament(recipe="", kind="vla", measure="", rule=[], contenders=[],
+                        plan={"search_seeds": 1}, cells=cells)  # fmt: skip
+    for seconds in (20.0, None):
+        rank(record, {"a": search(Grid(1.0, 2.0, 1, 0), {0: 1.0})}, {"a": 1.0})
+        assert record.standings[0].threshold_seconds == seconds
+        cells[0].threshold_seconds = None
 
 
 def compare_for_real(folder, monkeypatch, *words):

@@ -31,7 +31,7 @@ def norm(width: int, *stack: int) -> dict:
 def table(tree, **options) -> dict[str, tuple[str, str]]:
     """Path -> (role, view) of all but vectors."""
     rows = label(tree, **options).rows
-    return {r.path: (r.role, r.view) for r in rows if r.role not in ("bias", "norm")}
+    return {r.name: (r.role, r.view) for r in rows if r.role not in ("bias", "norm")}
 
 
 @pytest.mark.parametrize("bias", [True, False])

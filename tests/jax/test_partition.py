@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mesotron import jax as mj
+from mesotron.jax.lora import find_pairs
 from mesotron.optim import Muon
 
 
@@ -115,6 +116,14 @@ def test_lora_product_equals_torch(make, torch_order):
     left, right = (turn(np.asarray(params["layer"][x])) for x in ("lora_b", "lora_a"))
     np.testing.assert_allclose(left @ right, product, atol=2e-4 * np.abs(product).max())
     assert not np.array_equal(params["norm"]["bias"], np.ones(3))
+
+
+@pytest.mark.parametrize("inputs_first", [True, False])
+def test_the_order_of_lora_factors_of_a_square_weight(inputs_first):
+    """Both orders fit (2, 6) and (6, 2): the rank is the smaller side."""
+    a, b = ((6, 2), (2, 6)) if inputs_first else ((2, 6), (6, 2))
+    params = {"lora_a": jnp.ones(a), "lora_b": jnp.ones(b)}
+    assert find_pairs(params) == {"lora_a": ("lora_b", inputs_first)}
 
 
 def test_lora_factors_come_in_pairs():

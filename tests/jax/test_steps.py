@@ -216,6 +216,8 @@ def test_views_filter_the_matrices_they_name():
     ("make", "match"),
     [
         (lambda: mj.muon(momentum=1.0), "momentum=1.0"),
+        (lambda: mj.normuon(beta2=1.5), "beta2=1.5"),
+        (lambda: mj.muon(lora="product", lora_scale=0.0), "lora_scale=0.0"),
         (lambda: mj.muon(scale=-1.0), "scale=-1.0"),
         (lambda: mj.muon(scale="rsm"), "rsm"),
         (lambda: mj.muon(ns="septic"), "septic"),

@@ -75,6 +75,24 @@ def test_the_leash_caps_the_spectral_distance(rule, dtype):
     assert optimizer.stats()[f"{name}/distance"] == pytest.approx(max(far), rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("shape", "view", "lr"),
+    [((8, 12), "whole", 1.0), ((8, 6, 3), "conv", 0.05), ((2, 3, 8, 8), "stack", 0.05)],
+)
+def test_the_leash_holds_at_any_rate_and_layout(shape, view, lr):
+    W = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    start, size = W.detach().clone(), torch.linalg.matrix_norm
+    optimizer = Muon([{"params": [W], "rule": "muon", "view": view}], lr=lr, leash=0.1)
+    W.grad = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    for _ in range(40):
+        optimizer.step()
+        moved = W.detach() - start
+        X, X0 = (x.flatten(1) if view == "conv" else x for x in (moved, start))
+        far = (size(X, 2).max() / size(X0, 2).max()).item()
+        assert far <= 0.101
+    assert optimizer.stats()["muon/distance"] == pytest.approx(far, rel=0.05)
+
+
 def test_an_endless_leash_is_the_plain_step():
     first, second = matrices(), matrices()
     plain = Muon(first, lr=LR, weight_decay=0.0)

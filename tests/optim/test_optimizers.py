@@ -112,6 +112,8 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
         (lambda: Muon([param(4, 4)], scale=-2.0), "scale=-2.0"),
         (lambda: Muon([param(4, 4)], filter="muno"), "muno"),
         (lambda: Muon([param(4, 4)], dtype="float16"), "float16"),
+        (lambda: mesotron.adamw(net(), cutoff=0.3), "cutoff=0.3"),
+        (lambda: AdamW([param(4, 4)], scale="rsm"), "rsm"),
         (lambda: Muon([param(4, 4)], aux="adam"), "aux='adam'"),
         (lambda: Muon([{"params": [param(4, 4)], "rule": "sdg"}]), "sdg"),
         (lambda: Muon([{"params": [param(4)], "rule": "muon"}]), "rule='adamw'"),
@@ -124,6 +126,11 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
 def test_bad_settings_are_rejected_by_value(make, value):
     with pytest.raises(ValueError, match=value):
         make()
+
+
+def test_a_group_may_be_empty():
+    optimizer = Muon([{"params": [], "rule": "muon"}, {"params": [param(4, 4)]}])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [0, 1]
 
 
 def test_an_unknown_option_is_rejected_and_a_bad_group_is_not_kept():

@@ -108,3 +108,10 @@ def test_every_element_is_in_exactly_one_window_and_written_through(view, shape,
 def test_unknown_views_and_those_that_do_not_fit_are_rejected(view, shape, word):
     with pytest.raises(ValueError, match=word):
         View.parse(view).windows(numbers(*shape))
+
+
+def test_a_transposed_convolution_maps_its_first_axis_to_the_others():
+    kernel = torch.randn(16, 8, 2, 2)
+    [window] = View.parse("conv/T").windows(kernel)
+    assert (window.rows, window.cols) == (32, 16)
+    assert torch.equal(window.strided.reshape(32, 16), kernel.flatten(1).T)

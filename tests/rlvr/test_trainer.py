@@ -243,6 +243,22 @@ def test_one_broken_matrix_does_not_stop_the_other_clipped_ones(broken):
     assert torch.equal(bad, before[1])
 
 
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_a_broken_auxiliary_gradient_skips_the_clipped_ones(broken):
+    """Scaled to zero they would still be stepped, along their old momentum."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2))
+    for value in (1.0, broken):
+        before = [p.detach().clone() for p in (model[0].bias, model[1].weight)]
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        model[0].bias.grad[0] = value
+        clip_gradients(optimizer, 1.0)
+        optimizer.step()
+    assert torch.equal(model[0].bias, before[0])
+    assert torch.equal(model[1].weight, before[1])
+
+
 def test_clip_is_passed_on(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(

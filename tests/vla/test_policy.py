@@ -339,6 +339,21 @@ def test_checkpoint_is_self_contained(tmp_path):
         checkpoint.load_policy(tmp_path)
 
 
+def test_damaged_checkpoints_are_refused_by_name(tmp_path):
+    policy, folder = make_policy(CI), tmp_path / "c"
+    saved = save_and_load(policy, folder).path
+    about = json.loads((saved / checkpoint.DESCRIPTION).read_text())
+    body = {**about["body"], "action_dim": 9}
+    for damaged in ({}, {**about, "body": {}}, {**about, "body": body}, []):
+        (folder / checkpoint.DESCRIPTION).write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=str(folder)):
+            checkpoint.load_policy(folder)
+    (folder / checkpoint.DESCRIPTION).write_text(json.dumps(about))
+    (folder / checkpoint.WEIGHTS).write_bytes(b"torn")
+    with pytest.raises(ValueError, match=str(folder)):
+        checkpoint.load_policy(folder)
+
+
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory):
     from transformers import BertConfig, BertModel, ViTConfig, ViTModel

@@ -37,6 +37,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
 from mesotron.runs.trust import code_names, search_working_folder
 from mesotron.runs.workers import resolve
+from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.engine import Engine
 
@@ -46,6 +47,7 @@ Config = TypeVar("Config")
 
 # Errors of a run whose weights are not finite: before saving, and when PyTorch samples from them.
 NOT_FINITE = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
+UPDATES = f"optim/({'|'.join(SPECTRAL_RULES)}).*/update_rms"  # of hidden matrices
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RULE: list[str] = _TABLES["rule"]  # how a comparison is made fair; `tournament` fills it in
 XLA_ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
@@ -143,7 +145,7 @@ class Kind(ABC):
         error = last_line if run.result is None and is_not_finite(last_line) else ""
         diverged = diverged_at(rows) is not None or bool(error)
         if diverged and not scores:
-            scores = dict.fromkeys(start, self.floor)
+            scores = dict.fromkeys(start, min([self.floor, *start.values()]))  # rewards below 0
         if not rows or (run.result is None and not diverged):
             return None
         seconds, tokens = self.cost(rows)
@@ -177,7 +179,7 @@ class Language(Kind, name="rlvr"):
         if optim.scale not in ("rms", "moonlight"):
             raise ValueError(f"optim.scale={optim.scale}: compare in AdamW's unit, optim.scale=rms")
         self.base_rate = optim.lr
-        if optim.name in ("muon", "pion") and optim.aux_lr is not None:
+        if optim.name in SPECTRAL_RULES and optim.aux_lr is not None:
             self.base_rate = optim.aux_lr  # AdamW has another rate than the matrices
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
@@ -211,7 +213,7 @@ class Language(Kind, name="rlvr"):
     ) -> TrainConfig:
         optim = self.optim_config(contender.optim)[1]
         # Embeddings, norms and head keep AdamW's rate; SGD's has another unit and its own default.
-        if optim.name in ("muon", "pion", "normuon") and optim.aux_lr is None:
+        if optim.name in SPECTRAL_RULES and optim.aux_lr is None:
             optim = replace(optim, aux_lr=rate)
         return replace(
             self.config,
@@ -254,7 +256,7 @@ class Language(Kind, name="rlvr"):
             value
             for row in rows[len(rows) // 2 :]
             for name, value in row.items()
-            if re.fullmatch("optim/(muon|pion).*/update_rms", name) and math.isfinite(value)
+            if re.fullmatch(UPDATES, name) and math.isfinite(value)
         ]
         return statistics.median(updates) / optim["lr"] if updates else None
 

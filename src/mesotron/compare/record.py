@@ -70,7 +70,7 @@ class Standing:
     p_holm: float | None = None  # after Holm's correction for all pairs of contenders
     seconds: float | None  # means over the final cells
     tokens: float | None
-    threshold_seconds: float | None  # median; null if less than half of the cells got there
+    threshold_seconds: float | None  # median; null unless most of the cells got there
     trials: int  # number of search cells
     extended: int  # search cells beyond the first grid
     edge: Literal["low", "high"] | None  # end of the searched rates at which the best one lies

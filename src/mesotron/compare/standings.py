@@ -33,7 +33,8 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
     cells = _final_cells(record, name, rate)
     scored = [cell for cell in cells if cell.per_problem is not None]
     interval = bootstrap(_scores(scored)) if scored else None
-    reached = [cell.threshold_seconds for cell in scored if cell.threshold_seconds is not None]
+    times = [cell.threshold_seconds for cell in scored]
+    halfway = median([math.inf if x is None else x for x in times] or [math.inf])
     return Standing(
         rank=0,
         contender=name,
@@ -46,7 +47,7 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
         by_seed=[fmean(cell.per_problem or ()) for cell in scored],
         seconds=_mean([cell.seconds for cell in scored]),
         tokens=_mean([cell.tokens for cell in scored]),
-        threshold_seconds=median(reached) if 2 * len(reached) > len(scored) else None,
+        threshold_seconds=halfway if halfway < math.inf else None,
         trials=sum(cell.contender == name and cell.stage == "search" for cell in record.cells),
         extended=search.extended * record.plan["search_seeds"],
         edge=search.edge,

@@ -246,7 +246,7 @@ class CompareConfig(Config):
     """Seeds for the rate search; they do not count in the final scores."""
     rates: int = setting(4, ge=1)
     """Rates tried for each contender."""
-    factor: float = setting(2.0, gt=1)
+    factor: float = setting(2.0, ge=1.05, le=100)
     """Factor between neighboring rates."""
     extend: int = setting(2, ge=0)
     """Extra rates for a contender whose best rate is the smallest or largest tried."""

@@ -83,7 +83,7 @@ def label(
         >>> import jax.numpy as jnp
         >>> layer = lambda i, o: {"w": jnp.zeros((i, o)), "b": jnp.zeros(o)}
         >>> table = label([layer(3, 8), layer(8, 8), layer(8, 2)])
-        >>> [(row.path, row.role) for row in table.rows if row.role != "bias"]
+        >>> [(row.name, row.role) for row in table.rows if row.role != "bias"]
         [('0/w', 'input'), ('1/w', 'matrix'), ('2/w', 'head')]
     """
     overrides = overrides or {}

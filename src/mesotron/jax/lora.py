@@ -48,7 +48,8 @@ def find_pairs(params: Any) -> dict[str, tuple[str, bool]]:
         jax_order, torch_order = a[-1:] == b[-2:-1], a[-2:-1] == b[-1:]
         if len(a) < 2 or len(a) != len(b) or not (jax_order or torch_order):
             raise ValueError(f"{path} {a} and {other} {b} are no LoRA pair: their ranks differ")
-        pairs[path] = (other, bool(jax_order))
+        # Both orders fit the factors of a square weight: the rank is the smaller side.
+        pairs[path] = (other, jax_order and (not torch_order or a[-1] <= a[-2]))
     return pairs
 
 

@@ -332,6 +332,8 @@ def _multi_transform(
     scale_by(**options)  # refuses a wrong option now, not at the first step
     if unit["lora_unit"] not in ("rms", "direction"):
         raise ValueError(f"lora_unit={unit['lora_unit']!r} must be 'rms' or 'direction'")
+    if isinstance(unit["lora_scale"], int | float) and not unit["lora_scale"] > 0:
+        raise ValueError(f"lora_scale={unit['lora_scale']} must be above 0, as alpha / r is")
     if lora not in (None, "product"):
         raise ValueError(f"lora={lora!r} must be 'product' or None")
     aux_lr = lr if aux_lr is None else aux_lr

@@ -61,12 +61,17 @@ class SpectralRule:
     def __post_init__(self) -> None:
         if not isinstance(self.scale, Array):
             check_scale(self.scale)
-        if isinstance(self.momentum, int | float) and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} must lie in [0, 1)")
+        for name, value in (("momentum", self.momentum), ("beta2", self.beta2)):
+            if isinstance(value, int | float) and not 0 <= value < 1:
+                raise ValueError(f"{name}={value} must lie in [0, 1)")
 
     def init(self, params: Any) -> SpectralState:
-        for name, leaf in named_leaves(params):
-            self.view_of(name, leaf)  # refuses a wrong view now, not at the first step
+        lines = ()
+        for name, leaf in named_leaves(params):  # refuses a wrong view now, not at the first step
+            num, rows, cols = read_view(self.view_of(name, leaf), leaf.shape)
+            if self.beta2 is not None:
+                dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+                lines = (*lines, jnp.zeros((num, max(rows, cols)), dtype))
 
         def zeros(p: Array) -> Array:
             dtype = self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
@@ -74,14 +79,7 @@ class SpectralRule:
 
         keys = SPECTRAL if self.group is not None and jax.tree.leaves(params) else ()
         stats = name_stats(str(self.group), dict.fromkeys(keys, 0))
-        lines = ()
-        if self.beta2 is not None:
-            lines = tuple(self._first_lines(name, leaf) for name, leaf in named_leaves(params))
         return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats, lines)
-
-    def _first_lines(self, name: str, leaf: Array) -> Array:
-        num, rows, cols = read_view(self.view_of(name, leaf), leaf.shape)
-        return jnp.zeros((num, max(rows, cols)), jnp.promote_types(leaf.dtype, jnp.float32))
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
         """The direction scale f(U) + decay W of every leaf, and the new state."""

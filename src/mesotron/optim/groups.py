@@ -77,6 +77,8 @@ def check_group(group: dict[str, Any]) -> None:
     if not all(0 <= beta < 1 for beta in (*group["betas"], group["beta2"])):
         text = f"betas={group['betas']!r} and beta2={group['beta2']!r}"
         raise ValueError(f"{text} must each be at least 0 and below 1")
+    group_filter(group)
+    check_scale(group["scale"])
     for p in group["params"]:
         check_not_flat(p)
         if not p.is_floating_point():
@@ -89,8 +91,6 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"leash={group['leash']!r} must be above 0, a share of a starting norm")
     if group["rule"] == "normuon" and any(isinstance(p, DTensor) for p in group["params"]):
         raise ValueError("rule='normuon' has no sharded step: use 'muon' for DTensor parameters")
-    group_filter(group)
-    check_scale(group["scale"])
     if group["pairs"] is not None:
         if group["rule"] == "normuon":
             raise ValueError("rule='normuon' does not step LoRA products: use 'muon' or 'pion'")
@@ -132,7 +132,7 @@ def default_view(group: dict[str, Any]) -> str:
     if group["rule"] not in SPECTRAL_RULES:
         return "whole"
     ndims = {p.ndim for p in group["params"]}
-    if ndims == {2} or group["pairs"] is not None:
+    if ndims <= {2} or group["pairs"] is not None:
         return "whole"
     if min(ndims) >= 4:
         return "conv"
@@ -198,7 +198,9 @@ def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
                 meshes[mesh].append(p)
     auxiliary_norm, spectral_norm = _norm(auxiliary.values()), _norm(spectral.values())
     for params in auxiliary.values():
-        clip_grads_with_norm_(params, max_norm, auxiliary_norm)
+        # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
+        usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
+        clip_grads_with_norm_(params, max_norm, usable)
     for params in spectral.values() if matrices else ():
         finite = torch.where(spectral_norm.isfinite(), spectral_norm, 0.0)
         clip_grads_with_norm_(params, max_norm, finite)

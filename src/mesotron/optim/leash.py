@@ -1,10 +1,10 @@
 """The leash: matrices decay toward their starting weights W0 instead of toward zero.
 
-    W <- W - lr lam (W - W0) - lr scale f(U),   lam = F_MAX scale / (leash ||W0||_2)
+    W <- W - lr scale f(U);  W <- W - s / (s + r) (W - W0),   s = lr scale F_MAX, r = leash ||W0||_2
 
-A filtered step has a spectral norm of at most lr scale F_MAX, so by induction no filtered block
-moves further than leash ||W0||_2 from its start (for lr lam <= 1). A LoRA product needs no copy of
-W0: its decay is the leash (`mesotron.optim.lora`).
+A filtered step has a spectral norm of at most s, so by induction no filtered block moves further
+than (r + s) r / (s + r) = r from its start, at any rate. A LoRA product needs no copy of W0: its
+decay is the leash (`mesotron.optim.lora`).
 """
 
 from typing import Any
@@ -15,19 +15,17 @@ from torch.distributed.tensor import DTensor
 
 from mesotron.optim.device import round_stochastically
 from mesotron.optim.matrix import largest_eigenvalue
+from mesotron.optim.step import Group
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 F_MAX = 1.2  # the largest singular value that Muon's five steps leave
 
-Group = dict[str, Any]
 
-
-def spectral_norm(W: Tensor) -> Tensor:
-    """The largest singular value of a matrix, or of the largest of a stack or convolution."""
-    X = W.detach().float()
-    X = X.flatten(1)[None] if X.ndim == 2 or X.ndim >= 4 else X
-    X = X if X.shape[1] <= X.shape[2] else X.mT
+def spectral_norm(W: Tensor, view: str = "whole") -> Tensor:
+    """The largest singular value of a matrix, a convolution or all of a stack."""
+    window = View(View.parse(view).layout).windows(W.detach().float())[0]
+    X = window.wide.reshape(-1, *window.block_shape)
     unit = X.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
     return largest_eigenvalue(torch.bmm(X / unit, (X / unit).mT)).amax().sqrt() * unit
 
@@ -38,23 +36,18 @@ def keep_start(state: dict[str, Any], p: Tensor, group: Group) -> None:
         return
     state["start"] = p.detach().clone()
     whole = p.full_tensor() if isinstance(p, DTensor) else p
-    state["start_norm"] = spectral_norm(whole)
-
-
-def strength(group: Group, scale: float, norm: Tensor | float) -> Tensor:
-    """lr lam, the share of the way back that one step takes; 0 for weights that started at zero."""
-    norm = torch.as_tensor(norm)
-    share = group["lr"] * scale * F_MAX / (group["leash"] * norm)
-    return torch.where(norm > 0, share, 0.0).clamp(max=1.0)
+    state["start_norm"] = spectral_norm(whole, group["view"])
 
 
 def pull(W: Tensor, state: dict[str, Any], group: Group, finite: Tensor | None, seed: int) -> None:
-    """Move (a shard of) a parameter toward its start, where its gradient is finite."""
+    """After a step, move (a shard of) a parameter toward its start, where its gradient is finite;
+    weights that started at zero have no leash."""
     start = state["start"]
     shape, W0 = start.shape, start.to_local() if isinstance(start, DTensor) else start
     windows = View.parse(group["view"]).windows(torch.empty(shape, device="meta"))
     scale = max(step_scale(group["scale"], w.rows, w.cols) for w in windows)
-    share = strength(group, scale, state["start_norm"])
+    step, norm = group["lr"] * scale * F_MAX, state["start_norm"]
+    share = torch.where(norm > 0, step / (step + group["leash"] * norm), 0.0)
     if finite is not None:
         share = share * finite
     if W.dtype == torch.bfloat16:
@@ -63,10 +56,10 @@ def pull(W: Tensor, state: dict[str, Any], group: Group, finite: Tensor | None, 
         W.lerp_(W0, share.to(W.dtype))
 
 
-def distance(p: Tensor, state: dict[str, Any]) -> float | None:
+def distance(p: Tensor, state: dict[str, Any], group: Group) -> float | None:
     """The spectral distance to the start over the start's spectral norm; None for a shard, whose
     norm would need every rank."""
     if "start" not in state or isinstance(p, DTensor):
         return None
-    moved = spectral_norm(p.detach().float() - state["start"].float())
+    moved = spectral_norm(p.detach().float() - state["start"].float(), group["view"])
     return (moved / state["start_norm"].clamp_min(torch.finfo(torch.float32).tiny)).item()

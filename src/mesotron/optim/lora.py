@@ -207,7 +207,7 @@ def _base_norm(layer: Any) -> float:
         from peft.utils.integrations import dequantize_module_weight
 
         weight = dequantize_module_weight(base)
-    return spectral_norm(weight).item()
+    return spectral_norm(weight.flatten(1)).item()
 
 
 def product_distances(group: dict[str, Any]) -> list[float]:

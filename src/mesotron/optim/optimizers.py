@@ -217,11 +217,14 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 )
                 for p, group, number in places
             ]  # fmt: skip
-            self._pull_to_start([m for m in members if m.group["leash"] is not None])
+            for member in members:
+                keep_start(self.state[member.param], member.param, member.group)
+            leashed = [m for m in members if m.group["leash"] is not None]
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
                     members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
+            self._pull_to_start(leashed)
         plans = [self._fused[device][0] for device in work.spectral if device in self._fused]
         beside = work.auxiliary or work.sharded or pairs
         beside = beside or any(group["leash"] is not None for group in self.param_groups)
@@ -248,7 +251,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             if group["pairs"] is not None:
                 far = product_distances(group)
             else:
-                each = (distance(p, self.state[p]) for p in group["params"])
+                each = (distance(p, self.state[p], group) for p in group["params"])
                 far = [value for value in each if value is not None]
             if far:
                 stats[f"{group['name']}/distance"] = max(far)
@@ -275,7 +278,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
         finite = gradients_finite([m.grad for m in members]) if members else ()
         for member, ok in zip(members, finite, strict=True):
             state, group = self.state[member.param], member.group
-            keep_start(state, member.param, group)
             if not on_host(ok) or ok:
                 seed = rounding_seed(group["step"], member.number, 2**31)
                 pull(member.param, state, group, None if on_host(ok) else ok, seed)

@@ -54,7 +54,7 @@ class View:
     Args:
         layout: "matrix" (2-D), "conv" (out, in, *kernel) or "stack" (any leading dims hold separate
             matrices).
-        transposed: the storage is (in, out), as in GPT-2's Conv1D.
+        transposed: the storage is (in, out), as in GPT-2's Conv1D and in transposed convolutions.
         axis: the logical axis that `sizes` or `groups` cut, "rows" or "cols"; None leaves the
             matrix whole.
         num: that many equal contiguous blocks (attention heads, equal fused parts).
@@ -152,7 +152,8 @@ class View:
         if self.layout == "conv":
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]
-            return tensor.view(out, inputs, -1)[None, None, None]
+            kernel = tensor.view(out, inputs, -1)[None, None, None]
+            return kernel.permute(0, 1, 4, 5, 2, 3) if self.transposed else kernel
         if self.layout == "matrix" and tensor.ndim != 2:
             raise ValueError(f"{tuple(tensor.shape)} is not one matrix: use view 'conv' or 'stack'")
         stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])

@@ -71,11 +71,6 @@ class Row:
     aliases: tuple[str, ...] = ()  # other names of the same tensor (tied weights)
 
     @property
-    def path(self) -> str:
-        """The name, as JAX calls it."""
-        return self.name
-
-    @property
     def numel(self) -> int:
         return math.prod(self.shape)
 

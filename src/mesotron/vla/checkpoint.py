@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mesotron.config import PolicyConfig, WorldConfig
 from mesotron.config.base import from_plain, to_plain
 from mesotron.rlvr.checkpoint import load_state, own_memory, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
+from mesotron.runs.files import read_json
 from mesotron.vla.policy import Body, Policy
 from mesotron.vla.towers import LanguageTower, VisionTower
 
@@ -66,20 +68,19 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
             reason = damaged[0] if damaged else "give a run of mesotron vla train"
             raise ValueError(f"{path} has no checkpoint of a policy: {reason}")
         folder = newest.path
-    source = str(folder / DESCRIPTION)
-    description = json.loads((folder / DESCRIPTION).read_text())
-    config = from_plain(PolicyConfig, description["policy"], source)
-    body = Body(**{**description["body"], "cameras": tuple(description["body"]["cameras"])})
-    policy = Policy(config, body, description["where"], folder)
-    _load_weights(policy, folder)
-    world = description["world"]
-    return Saved(
-        policy.to(device).eval(),
-        description["step"],
-        None if world is None else from_plain(WorldConfig, world, source),
-        folder,
-        description.get("execute"),  # missing in older checkpoints
-    )
+    source, description = str(folder / DESCRIPTION), read_json(folder / DESCRIPTION)
+    try:
+        config = from_plain(PolicyConfig, description["policy"], source)
+        body = Body(**{**description["body"], "cameras": tuple(description["body"]["cameras"])})
+        policy = Policy(config, body, description["where"], folder)
+        _load_weights(policy, folder)
+        step, world = description["step"], description["world"]
+    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{folder} is damaged, give another checkpoint ({reason})") from error
+    world = None if world is None else from_plain(WorldConfig, world, source)
+    execute = description.get("execute")  # missing in older checkpoints
+    return Saved(policy.to(device).eval(), step, world, folder, execute)
 
 
 def restore(trainer: Trainer, folder: Path, step: int) -> None:

@@ -53,7 +53,7 @@ class Mystery(nn.Module):
 def test_convolutional_network():
     table = route(ResNet())
     spectral = {row.name: row.view for row in table if row.rule == "muon"}
-    assert spectral == {"block.0.weight": "conv", "up.weight": "conv"}
+    assert spectral == {"block.0.weight": "conv", "up.weight": "conv/T"}
     assert "first layer" in table.row("conv1.weight").reason
     assert "depthwise" in table.row("block.1.weight").reason
     assert table.row("fc.weight").role == "head"

@@ -185,9 +185,10 @@ def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) 
     if groups > 1:
         kind = "depthwise" if groups == channels else f"grouped ({groups})"
         return Role("conv", f"{kind} convolution: separate small maps")
+    view = "conv" if isinstance(site.owner, _PLAIN_CONVS) else "conv/T"
     if id(site.param) in facts.inputs or channels <= MAX_RAW_CHANNELS:
-        return Role("conv", f"first layer: reads {channels} raw channels", "conv")
-    return matrix("conv", "outputs x (inputs * kernel)", "conv")
+        return Role("conv", f"first layer: reads {channels} raw channels", view)
+    return matrix("conv", "outputs x (inputs * kernel)", view)
 
 
 def _recurrent_role(site: ModuleSite) -> Role:

@@ -275,9 +275,9 @@ def _step_spectral(
         # The same for all holders of a copy, another for every other shard.
         seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
         step_size = part.group["lr"] * part.reference_scale()
+        step_weights(part.weight, update, step_size, part.group, mask, seed)
         if part.group["leash"] is not None:
             pull(part.weight, states[part.param], part.group, mask, rounding_seed(seed, 0, 1))
-        step_weights(part.weight, update, step_size, part.group, mask, seed)
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)
 
