@@ -267,7 +267,8 @@ def literal(answer: str) -> str | None:
     >>> literal(r"12\!:\!00 \text{ P.M.}")
     '12:00P.M'
     """
-    text = _tidy(answer).replace(" ", "").removesuffix(".")
+    # 1 000 is 1000, but 7 2 is not 72.
+    text = re.sub(r"(?<!\d) | (?!\d)| (?=\d{3}(?!\d))", "", _tidy(answer)).removesuffix(".")
     braces = list(accumulate(_BRACKETS[c] for c in re.sub(r"\\[{}]", "", text) if c in "{}"))
     is_closed = min(braces, default=0) >= 0 == sum(braces[-1:])
     return text if is_closed and any(map(str.isalnum, text)) else None
