@@ -93,10 +93,6 @@ class Verifier:
         Two plain numbers are compared exactly. A gold in words is compared as words. Arithmetic
         that was not carried out, such as 48 + 24 or 3!, does not equal its result. Identical text
         is equal. Everything else goes to math-verify. A gold that cannot be read equals nothing.
-
-        Args:
-            answers: as a model wrote them, without their format.
-            golds: one per answer.
         """
         answers, golds = _drop_long(answers), _drop_long(golds)
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
