@@ -69,7 +69,7 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("ObjectiveConfig", {"name": "corewarding", "loss_on_momentum": True}, "corewarding"),
         ("ObjectiveConfig", {"tie": "abstain"}, "--objective.tie abstain"),
         ("ObjectiveConfig", {"name": "vote", "momentum": 0.9}, "--objective.momentum 0.9"),
-        ("ObjectiveConfig", {"name": "corewarding", "entropy_filter": "off"}, "entropy-filter off"),
+        ("ObjectiveConfig", {"name": "corewarding", "entropy_filter": 2.0}, "entropy-filter 2"),
         ("TrainConfig", {"time_limit": "soon"}, "--time-limit 'soon'"),
         ("TrainConfig", {"task": config.TaskConfig(num_train=9)}, "--task.num-train 9"),
         ("TrainConfig", {"reward": config.RewardConfig(near_unit=5.0)}, "--reward.near-unit 5"),

@@ -247,8 +247,9 @@ class ObjectiveConfig(Config, prefix="objective."):
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
-        is_mgrpo = self.name == "mgrpo"
-        self.refuse_unless(is_mgrpo, why + "mgrpo", "loss_on_momentum", "entropy_filter")
+        is_mgrpo, unfiltered = self.name == "mgrpo", self.entropy_filter == "off"
+        self.refuse_unless(is_mgrpo, why + "mgrpo", "loss_on_momentum")
+        self.refuse_unless(is_mgrpo or unfiltered, why + "mgrpo", "entropy_filter")
 
 
 @dataclass(frozen=True, kw_only=True)
