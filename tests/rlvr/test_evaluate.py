@@ -13,8 +13,8 @@ import torch
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
+from mesotron.rlvr import decode, scores
 from mesotron.rlvr import evaluate as command
-from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
@@ -130,6 +130,17 @@ def test_majority_counts_answers():
     assert right("5", "5", "7") == 0
     assert right("5", "7", "9", None) == pytest.approx(1 / 3)
     assert right(None, None) == 0
+
+
+def test_answers_compared_as_text_have_a_majority_too(random_model, judge, monkeypatch):
+    def generate(model, tokenizer, prompts, temperature=0, **_):
+        boxes = ["1 0", "1  0", "0 1"] if temperature else ["1 0"]
+        return [Completion(rf"\boxed{{{box}}}", (1,), False) for box in boxes]
+
+    monkeypatch.setattr(decode, "generate", generate)
+    problems, task = [Problem("Rotate.", "1 0", "p")], TaskConfig()
+    found = command.evaluate(*random_model, problems, task, samples=3, judge=judge)
+    assert found.sampled.majority.value == 1
 
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:

@@ -69,6 +69,7 @@ def test_values_have_the_annotated_types(item, value):
         ("min_p=0.1", VLLM, "correction"),
         ("", {"objective": ObjectiveConfig(name="kl_cov")}, "one update"),
         ("delta=4", {"objective": ObjectiveConfig(name="cispo")}, "cispo"),
+        ("sapo_temperature_pos=2", {}, "no effect on grpo"),
         ("use_liger_kernel=true", {}, "--no-rollout.fast"),
         ("top_entropy_quantile=2", {}, "between"),
     ],

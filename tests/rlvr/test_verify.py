@@ -111,7 +111,8 @@ PLAIN = [
     (r"\text{June 20}", "June 20", True), ("see figure 2", "see figure 2", True),
     ("3!", "6", False), ("3!", "3!", True), (r"5\text{ m}^2", r"5\text{ m}", False),
     (r"5\text{ m}", "5 meters", True), ("5 sq. ft", r"5\text{ ft}^2", True),
-    ("12_8", "12_9", False),
+    ("12_8", "12_9", False), ("7 2", "72", False), ("1 000", "1000", True), ("5 m", "5 cm", False),
+    ("5 g", "5 kg", False), ("5m", "5 meters", True), ("5 t", "5 tons", True), ("5 h", "5", True),
 ]  # fmt: skip
 
 

@@ -240,9 +240,16 @@ class ObjectiveConfig(Config, prefix="objective."):
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
         why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
         self.refuse_unless(self.name in SELF_LABELED, why, "loss")
+        why = "needs --objective.name "
+        labeled, anchored = self.name in SELF_LABELED, self.name in ("mgrpo", "corewarding")
+        self.refuse_unless(labeled, why + "vote, mgrpo or corewarding", "tie", "min_vote_share")
+        self.refuse_unless(anchored, why + "mgrpo or corewarding", "momentum", "momentum_update")
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
+        is_mgrpo, unfiltered = self.name == "mgrpo", self.entropy_filter == "off"
+        self.refuse_unless(is_mgrpo, why + "mgrpo", "loss_on_momentum")
+        self.refuse_unless(is_mgrpo or unfiltered, why + "mgrpo", "entropy_filter")
 
 
 @dataclass(frozen=True, kw_only=True)

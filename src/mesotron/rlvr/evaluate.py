@@ -153,6 +153,10 @@ def evaluate(
         facts = _judge(judge, greedy, problems)
         repeated = [problem for problem in problems for _ in range(samples)]
         sampled_facts = _judge(judge, sampled, repeated)
+        for k, (f, one) in enumerate(zip(sampled_facts, sampled, strict=True)):
+            # A grid or a sentence is compared as text and has no key, but can have a majority.
+            text = judge.format.extract(one.text, complete=not one.truncated)
+            sampled_facts[k] = replace(f, answer=f.answer or (text and " ".join(text.split())))
     rewards = score_rewards(reward, greedy, facts, problems, task, examples)
     greedy_scores, sampled_scores = score_greedy(greedy, facts, problems, rewards, seed), None
     findings: list[str] = []

@@ -196,15 +196,7 @@ class Reward:
 
 
 def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
-    r"""Build the reward that a config describes.
-
-    Args:
-        config: names of the parts and their weights.
-        judge: turns completions into facts.
-        max_tokens: longest completion, in tokens.
-
-    Raises:
-        ValueError: an unknown part, a function that cannot be imported, or invalid weights.
+    r"""Build the reward that a config describes, for completions of up to `max_tokens`.
 
     Example:
         >>> from mesotron.rlvr.answers.formats import FORMATS

@@ -105,6 +105,8 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
         *((key, not vllm, "needs --rollout.vllm") for key in options if key.startswith("vllm_")),
         ("off_policy_mask_threshold", updates == 1 and not vllm, unused),
         ("delta", unclipped, f"has no effect on {name}"),
+        *((key, not key.startswith(f"{name}_"), f"has no effect on {name}")
+          for key in options if key.startswith(("sapo_", "vespo_"))),
         ("top_entropy_quantile", not 0 <= quantile <= 1, "must be between 0 and 1"),
         ("use_liger_kernel", config.rollout.fast is not False, patched),
     ]  # fmt: skip

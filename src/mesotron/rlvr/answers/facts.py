@@ -76,13 +76,8 @@ class Judge:
     def judge(
         self, completions: Sequence[str], golds: Sequence[str | None], truncated: Sequence[bool]
     ) -> list[Facts]:
-        """Facts of each completion.
-
-        Args:
-            completions: texts without special tokens.
-            golds: correct answers, None where there is none.
-            truncated: whether each was cut at the length limit.
-        """
+        """Facts of each completion, a text without special tokens. Golds are None where there is
+        none; `truncated` says whether each was cut at the length limit."""
         if not self.reads:
             return [no_facts(bool(cut)) for cut in truncated]
         # Completions of a good policy are often alike: each distinct one is judged once.

@@ -81,7 +81,7 @@ _UNIT = re.compile(
     r"(?P<core>.*?[\d.}%])(?:"
     r" (?P<word>[a-z]{2,24}\.?(?:[ /][a-z]{1,24}\.?){0,3})"
     r"|(?P<short>cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|hrs?|mins?|secs?|am|pm|st|nd|rd|th)"
-    r"| ?(?P<halfday>[ap]\.m\.?))(?: ?\^ ?\{?(?P<power>[23])\}?)?",
+    r"| ?(?P<letter>[ap]\.m\.?|(?-i:[mshgt])$))(?: ?\^ ?\{?(?P<power>[23])\}?)?",
     re.ASCII | re.IGNORECASE,
 )
 _BASE = re.compile(rf"({_DIGITS})_ ?\{{? ?(\d{{1,2}}) ?\}}?", re.ASCII)
@@ -169,7 +169,7 @@ def _split_unit(text: str) -> tuple[str, str]:
             return base[1], f"base {base[2]}"
         amount = _AMOUNT.fullmatch(text)
         return (amount[1], "") if amount else (text, "")
-    named = (match["word"] or match["short"] or match["halfday"]).casefold()
+    named = (match["word"] or match["short"] or match["letter"]).casefold()
     words = [_spell(word) for word in re.split("([ /])", named)]
     power = match["power"] or {"square": "2", "cubic": "3"}.get(words[0], "")
     unit = "".join(words).removeprefix("square ").removeprefix("cubic ")
@@ -179,7 +179,7 @@ def _split_unit(text: str) -> tuple[str, str]:
 def _spell(word: str) -> str:
     word = word.removesuffix(".")
     word = word.removesuffix("s") if len(word) > 2 else word
-    return _SPELLINGS.get(word, word)
+    return _SPELLINGS.get(word, _LETTER_UNITS.get(word, word))
 
 
 def _split_sign(text: str) -> tuple[bool, str]:

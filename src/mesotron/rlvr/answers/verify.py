@@ -93,10 +93,6 @@ class Verifier:
         Two plain numbers are compared exactly. A gold in words is compared as words. Arithmetic
         that was not carried out, such as 48 + 24 or 3!, does not equal its result. Identical text
         is equal. Everything else goes to math-verify. A gold that cannot be read equals nothing.
-
-        Args:
-            answers: as a model wrote them, without their format.
-            golds: one per answer.
         """
         answers, golds = _drop_long(answers), _drop_long(golds)
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
@@ -267,7 +263,8 @@ def literal(answer: str) -> str | None:
     >>> literal(r"12\!:\!00 \text{ P.M.}")
     '12:00P.M'
     """
-    text = _tidy(answer).replace(" ", "").removesuffix(".")
+    # 1 000 is 1000, but 7 2 is not 72.
+    text = re.sub(r"(?<!\d) | (?!\d)| (?=\d{3}(?!\d))", "", _tidy(answer)).removesuffix(".")
     braces = list(accumulate(_BRACKETS[c] for c in re.sub(r"\\[{}]", "", text) if c in "{}"))
     is_closed = min(braces, default=0) >= 0 == sum(braces[-1:])
     return text if is_closed and any(map(str.isalnum, text)) else None
