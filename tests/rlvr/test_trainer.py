@@ -198,6 +198,12 @@ def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
     assert changed == {n for n in before if "lora" in n}
 
 
+def test_adapters_on_the_head_are_refused(tmp_path):
+    lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
+    with pytest.raises(ValueError, match="lm_head"):
+        tiny.make_trainer(tmp_path, parts={"peft_config": lora})
+
+
 def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
     model = tiny.make_model()
     early = mesotron.muon(model)

@@ -135,6 +135,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
         args.beta = self.beta = beta
+        head = self.model.get_output_embeddings()
+        if head is not None and any("lora_" in name for name, _ in head.named_parameters()):
+            raise ValueError("TRL's fused head ignores LoRA on lm_head: leave it out")
         if self.self_labelled:
             self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
