@@ -198,6 +198,7 @@ def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
     assert changed == {n for n in before if "lora" in n}
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word")
 def test_adapters_on_the_head_are_refused(tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
     with pytest.raises(ValueError, match="lm_head"):
