@@ -1,7 +1,11 @@
 """The diagnosis: phases, cause, last useful step and wasted cost."""
 
+from dataclasses import replace
+
 import pytest
 
+from mesotron.watch import Event
+from mesotron.watch.diagnosis import find_phases
 from support.watch_streams import FAILURES, STEPS, TURN, diagnosis_of, healthy
 
 
@@ -32,6 +36,25 @@ def test_neither_later_failures_nor_cleared_warnings_are_the_cause():
         ("length_collapse", "warn"), ("length_collapse", "clear"), ("update_explosion", "warn"),
     ]  # fmt: skip
     assert (found.condition, found.cause) == ("drifting", "update_explosion")
+
+
+def test_what_was_so_from_the_start_does_not_date_a_failure():
+    rows = [{"step": k, "reward": 0.3, "entropy": 0.7 if k < 40 else 0.1, "repetition": 0.0,
+             "groups/zero_signal": 0.4 if k < 40 else 0.9, "groups/all_right": 0.1}
+            for k in range(80)]  # fmt: skip
+    found = diagnosis_of(rows)
+    assert found.cause == "entropy_collapse"
+    assert [(p.condition, p.first) for p in found.phases] == [("healthy", 0), ("drifting", 40)]
+    assert "repetition" not in {evidence.metric for evidence in found.numbers}
+
+
+def test_phases_of_one_condition_are_joined():
+    warn = Event(step=20, detector="x", severity="warn", diagnosis="", remedy="", began=10)
+    clear = replace(warn, step=30, severity="clear", began=None)
+    events = [warn, clear, replace(warn, step=50)]
+    phases = find_phases(events, 0, 60)
+    assert [(p.condition, p.first, p.last) for p in phases] == [
+        ("healthy", 0, 10), ("drifting", 10, 60)]  # fmt: skip
 
 
 @pytest.mark.parametrize(

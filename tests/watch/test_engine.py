@@ -246,6 +246,11 @@ def test_windows_of_a_track():
     short = track_of([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1], 4, 2).window(0)
     assert Symptom("reward", "down", by=0.5).onset(short) == 20
     assert Symptom("reward", "not_up").onset(short) is None
+    # Noise may hide a rise in five rows that 25 show; once it is lost, the five count.
+    values = [(0.2 if k < 10 else 0.4) + 0.11 * (-1) ** (k * k // 3) for k in range(60)]
+    not_up = Symptom("reward", "not_up", by=0.1)
+    assert not not_up.is_present(track_of(values, 10, 5).window(0), 4.0)
+    assert not_up.is_present(track_of([*values, *[0.2] * 5], 10, 5).window(0), 4.0)
     # A fall in the first rows is remembered.
     long = track_of([0.4] * 10 + [0.0] * 60, 10, 5).window(1)
     assert long.best < 0.4

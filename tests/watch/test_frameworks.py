@@ -291,6 +291,7 @@ def test_lines_that_trainers_print(line, expected, tmp_path):
         ("grad_norm", "gradient_norm|total_grad_norm|gradNorm|train/grad-norm"),
         ("lr", "optimizer/lr|Learning Rate|train/learning_rate"),
         ("loss", "train_loss|pg_loss|policy_gradient/loss|grpo_loss".replace("_gradient", "")),
+        ("formatted", "rewards/correct_tool_format/mean|format_rate"),
         ("correct", "acc|train/accuracy_mean|success_rate|pass@1|solve_rate"),
         ("heldout", "eval/gsm8k/accuracy|test_acc|val/pass@1|valid_score|eval_reward_mean"),
         ("truncated", "truncation_ratio|frac_truncated|completions/truncated_frac"),

@@ -1,5 +1,6 @@
 """Readers of logs: every format gives the same rows, and a bad file gives one clear error."""
 
+import gzip
 import json
 import math
 import os
@@ -155,6 +156,19 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
     assert len(log.notes) == 1
 
 
+def test_runs_in_one_file_and_times_of_two_processes(write):
+    rows = [{"run_name": name, "step": k, "reward": x} for k in range(4)
+            for name, x in (("a", 0.1), ("b", 0.9))]  # fmt: skip
+    path = write("a.jsonl", as_jsonl(rows))
+    read = {run.name: read_log(run).rows for run in find_runs(path)}
+    assert {name: [row["reward"] for row in rows] for name, rows in read.items()} == {
+        "a.jsonl#a": [0.1] * 4, "a.jsonl#b": [0.9] * 4}  # fmt: skip
+    late = {"step": 1, "time": 3.0, "time/step": 1.0, "eval/accuracy": 0.5}
+    rows = [{"step": k, "time": k, "time/step": 1.0, "loss": 0.1} for k in range(4)]
+    log = read_log(write("b.jsonl", as_jsonl([*rows, late])))
+    assert (len(log.rows), log.rows[1]["eval/accuracy"], log.notes) == (4, 0.5, [])
+
+
 def test_steps_that_begin_again_in_each_epoch(write):
     rows = [{"epoch": e, "step": k, "reward": 0.5} for e in range(3) for k in range(4)]
     log = read_log(write("a.jsonl", as_jsonl(rows)))
@@ -219,6 +233,8 @@ def test_paths_that_cannot_be_read(tmp_path, write, monkeypatch):
 def test_a_log_is_read_up_to_the_damage(end, write, tmp_path):
     for name in ("metrics.jsonl", "verl.jsonl"):
         assert len(read_log(write(name, TEXTS[name][:-9])).rows) == len(ROWS) - 1
+    packed = gzip.compress(as_jsonl([{"step": k, "reward": k % 97} for k in range(999)]).encode())
+    assert len(read_log(write("a.jsonl.gz", packed[: len(packed) // 2])).rows) > 100
     path = write_events(tmp_path / "events.out.tfevents.1", ROWS)
     path.write_bytes(path.read_bytes()[: end[0]] + end[1])
     log = read_log(path)

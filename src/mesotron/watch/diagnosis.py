@@ -27,7 +27,8 @@ TOGETHER = 12
 # The metrics to quote and their reference; all but the first two only if they moved.
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"), ("heldout", "best"), ("zero_signal", "start"), ("formatted", "best"),
-    ("top_share", "start"), ("length", "start"), ("entropy", "start"), ("repetition", "start"),
+    ("top_share", "start"), ("length", "start"), ("truncated", "start"), ("entropy", "start"),
+    ("repetition", "start"),
 )  # fmt: skip
 MOVED = 0.25
 
@@ -188,6 +189,8 @@ def find_phases(
             # A run that fails at its first row has no healthy phase.
             if at > start:
                 phases.append(Phase(condition=condition, first=start, last=at))
+            elif phases and phases[-1].condition == now:  # nothing lies between the two
+                at = phases.pop().first
             condition, start = now, at
     return (*phases, Phase(condition=condition, first=start, last=last))
 
@@ -261,12 +264,13 @@ def _cost_after(rows: Sequence[Row], step: int) -> tuple[float, str]:
 def _quoted_numbers(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
     out = []
     for place, (name, since) in enumerate(QUOTED):
-        since = "start" if healthy else since
         window = engine.window(name)
         before = window.reference(since) if window else None
         if window is None or before is None:
             continue
-        moved = abs(window.now - before) >= MOVED * max(abs(before), abs(window.now))
+        if healthy or (since == "best" and window.now >= before):
+            since, before = "start", window.reference("start") or 0.0
+        moved = abs(window.now - before) > MOVED * max(abs(before), abs(window.now))
         if place < 2 or (moved and not healthy):
             out.append(Evidence(metric=name, since=since, before=before, now=window.now))
     return tuple(out)

@@ -246,6 +246,7 @@ class Engine:
     def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
         onsets: list[int | None] = []
+        oldest: list[int] = []  # steps, for symptoms that were all there from the start
         for symptom in symptoms:
             window = self.window(symptom.metric, scale)
             if window is not None:
@@ -255,10 +256,11 @@ class Engine:
                 found = Evidence(metric=name, since=since, before=before, now=window.now)
                 seen.setdefault(name, found)
                 onsets.append(symptom.onset(window))
+                oldest += window.track.steps[:1] if is_level else []
         count = self.counts[detector.name]
         # A stop begins no later than the warning before it.
         onsets.append(count.began if symptoms else None)
-        count.began = min((step for step in onsets if step is not None), default=None)
+        count.began = min([s for s in onsets if s is not None] or oldest, default=None)
         return Event(
             step=self.step,
             detector=detector.name,

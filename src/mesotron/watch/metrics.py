@@ -193,6 +193,7 @@ def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
             ranks[name] = rank
     if plain.lower().rpartition("/")[2] in _STATISTICS:  # rewards/my_format/std
         ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
+    ranks.pop("correct" if "formatted" in ranks else "", None)  # rewards/correct_format/mean
     ranks = ranks or _by_words(key)
     return tuple((name, rank, _UNITS.get(plain.lower())) for name, rank in ranks.items())
 

@@ -243,8 +243,12 @@ class Symptom:
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
             return near_zero or abs(distance) <= required
-        if self.moved == "not_up":
-            return distance <= required or distance <= noise * window.standard_error(self.since)
+        if self.moved == "not_up":  # what a longer window shows has risen, too
+            return distance <= required or not any(
+                (before := each.reference(self.since)) is not None
+                and each.now - before > noise * each.standard_error(self.since)
+                for each in window.track.windows if len(window.track.recent) >= each.size
+            )  # fmt: skip
         moved = distance if self.moved == "up" else -distance
         large = moved > 0 and moved >= max(required, self.change)
         if not large or not self._is_past(window.now, self.level):
@@ -273,7 +277,7 @@ class Symptom:
 
     def onset(self, window: Window) -> int | None:
         """The first step of the change: the one after the last healthy value, or the oldest
-        remembered; None for a symptom that is no change (not_up, still)."""
+        remembered; None for a symptom that is no change (not_up, still, a level from the start)."""
         if self.moved in ("above", "below") and self.level is not None:
             base, sign, margin = self.level, 1 if self.moved == "above" else -1, 0.0
         elif self.moved in ("up", "down") and (base := window.reference(self.since)) is not None:
@@ -286,6 +290,8 @@ class Symptom:
         medians = (median(values[max(k + 1 - width, 0) : k + 1]) for k in range(len(values)))
         healthy = (k for k, value in enumerate(medians) if (value - base) * sign < margin)
         last = max(healthy, default=-1)
+        if last < 0 and self.moved in ("above", "below"):
+            return None
         if width == 1 and last >= 0:  # the change came some time after the last good evaluation
             return steps[last] + 1
         # The first bad row is at most half a window before the first bad median.

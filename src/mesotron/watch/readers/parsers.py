@@ -8,9 +8,10 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from mesotron.watch.events import ACTION_KEY
 from mesotron.watch.metrics import STEP_NAMES, is_known, plain_name
@@ -97,6 +98,7 @@ class LineParser(Parser):
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
         self.num_lines = 0
+        self.runs: dict[str, None] = {}  # names of the runs so far, in order
         self._rest = b""  # the incomplete line at the end
 
     @abstractmethod
@@ -106,6 +108,20 @@ class LineParser(Parser):
     def last(self) -> list[Row]:
         """The rows that wait for another line."""
         return self._take()
+
+    @classmethod
+    def parts(cls, path: Path) -> list[str]:
+        log = cls(path)
+        with suppress(ValueError, OSError):  # named when the log is read
+            for _ in log.read():
+                if not log.runs:
+                    break
+        return [run for run in log.runs if run] if len(log.runs) > 1 else []
+
+    def _is_part(self, run: str) -> bool:
+        if len(self.runs) < MAX_KEYS:
+            self.runs[run] = None
+        return self.part in (None, run)
 
     def read(self) -> Iterator[Row]:
         self._rest = b""
@@ -166,8 +182,12 @@ class JsonLines(LineParser):
         self.offset += len(block) + 1
         self.num_lines += lines
         for value in values:
-            if row := to_row(value):
+            if row := self._to_row(value):
                 yield row
+
+    def _to_row(self, value: dict[str, Any]) -> Row:
+        run = next((value[key] for key in RUN_COLUMNS if type(value.get(key)) is str), None)
+        return to_row(value) if run is None or self._is_part(run) else {}
 
     def parse(self, line: str) -> list[Row]:
         if not line or line.isspace():
@@ -178,7 +198,7 @@ class JsonLines(LineParser):
             raise self.error(f"is not JSON: {_reason(error)}") from error
         if not isinstance(value, dict):
             raise self.error(f"is not a JSON object but {type(value).__name__}")
-        return [to_row(value)]
+        return [self._to_row(value)]
 
 
 class Whole(Parser):
@@ -264,7 +284,6 @@ class Csv(LineParser):
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
         self.header: list[str] | None = None
-        self.runs: dict[str, None] = {}  # names of the runs so far, in order
         self._delimiter = ","
         self._open = ""  # a row whose quoted cell continues in the next line
         self._run = self._metric = self._value = ""  # columns with the run, a name, its value
@@ -289,12 +308,8 @@ class Csv(LineParser):
         if len(cells) > len(self.header):
             raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
         values = {name: cell for name, cell in zip(self.header, cells) if name}
-        if self._run:
-            run = values.pop(self._run, "")
-            if len(self.runs) < MAX_KEYS:
-                self.runs[run] = None
-            if self.part not in (None, run):
-                return []
+        if self._run and not self._is_part(values.pop(self._run, "")):
+            return []
         if self._value and (value := values.pop(self._value, "")):
             values[values.pop(self._metric, self._metric)] = value
         return [to_row(values)]
@@ -312,14 +327,6 @@ class Csv(LineParser):
         if not self._metric and columns.keys() == {"wall time", "step", "value"}:
             self._metric = self.path.stem.rpartition("tag-")[2]
         self._value = columns.get("value", "") if self._metric else ""
-
-    @classmethod
-    def parts(cls, path: Path) -> list[str]:
-        table = cls(path)
-        for k, _ in enumerate(table.read()):
-            if k == 0 and not table._run:
-                break
-        return [run for run in table.runs if run] if len(table.runs) > 1 else []
 
     def last(self) -> list[Row]:
         if self._open.count("\n") > 1:  # it has swallowed the rest of the table
@@ -450,10 +457,10 @@ class EventFile(Parser):
         return event.step, scalars
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def open_bytes(path: Path) -> io.BufferedIOBase:
     """A text file as UTF-8, decompressed if it is gzipped."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return gzip.open(path, "rb")
     with path.open("rb") as file:
         mark = file.read(2)
     if mark in (b"\xff\xfe", b"\xfe\xff"):  # what PowerShell writes
@@ -463,11 +470,13 @@ def open_bytes(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def read_bytes(file: IO[bytes], count: int, path: Path) -> bytes:
+def read_bytes(file: io.BufferedIOBase, count: int, path: Path) -> bytes:
+    data = bytearray()
     try:
-        return file.read(count)
-    except EOFError:  # a compressed file that is cut off
-        return b""
+        with suppress(EOFError):  # a compressed file that is cut off
+            while len(data) < count and (more := file.read1(count - len(data))):
+                data += more
+        return bytes(data)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a gzip file, or is damaged") from error
 

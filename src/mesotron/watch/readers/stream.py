@@ -275,10 +275,9 @@ class Table:
 
 
 def is_other(row: Row, earlier: Row) -> bool:
-    """Whether a row has other numbers than an earlier one; fewer than half of its names may be
-    the same, since two processes may both log a time."""
-    shared = sum(key in earlier for key in row) - 1  # the step
-    return 2 * shared < len(row) - 1 or len(row) == 1
+    """Whether fewer than half of a row's names, without times, are those of an earlier one."""
+    names = [key for key in row if key != "step" and not key.startswith("time")]
+    return 2 * sum(key in earlier for key in names) < max(len(names), 1)
 
 
 def average(rows: list[Row]) -> Row:
