@@ -72,7 +72,7 @@ def batches(
         rows = range(step * PROBLEMS, (step + 1) * PROBLEMS)
         pairs = [(prompts[i], answer(problems[i], diligent, rng)) for i in rows]
         pairs += [equation(rng) for _ in range(EQUATIONS)]
-        yield pad([demonstrate(*pair, tokenizer) for pair in pairs], tokenizer)
+        yield pad(demonstrate(pairs, tokenizer), tokenizer)
 
 
 def answer(problem: Problem, diligent: float, rng: random.Random) -> str:

@@ -70,13 +70,13 @@ def render_prompts(
     return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]
 
 
-def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
-    """Token ids of a prompt and of its completion, which ends with the end-of-turn token. The two
+def demonstrate(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[list[int]]]:
+    """Token ids of prompts and of their completions, which end with the end-of-turn token. The two
     are tokenized separately, as they are when a model continues a prompt."""
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
-    parts = prompt, space + completion
-    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
-    return [ids[0], [*ids[1], tokenizer.eos_token_id]]
+    texts = [text for prompt, completion in pairs for text in (prompt, space + completion)]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [[ids[k], [*ids[k + 1], tokenizer.eos_token_id]] for k in range(0, len(ids), 2)]
 
 
 def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, tokens: int) -> None:
