@@ -137,7 +137,9 @@ def suggest_flag(word: str, config_type: Any) -> str:
     if name not in SHORT:  # else a flag of other commands
         meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
     choice = next((flag for flag in meant if flag in known), None)
-    return f" (did you mean {choice}?)" if choice else ""
+    passed_on = [flag for flag in ("--set", "--space") if flag in flags and choice is None]
+    hint = f" (for a setting of the runs write {passed_on[0]} {name}=VALUE)" if passed_on else ""
+    return f" (did you mean {choice}?)" if choice else hint
 
 
 def short_help(config_type: Any, default: Any) -> str:

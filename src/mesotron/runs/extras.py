@@ -1,7 +1,9 @@
 """Optional packages: checked by name before anything is loaded, with the extra that has them."""
 
+import ctypes
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "rlvr": ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors"),
@@ -21,6 +23,17 @@ def require(extra: str | None, packages: Sequence[str] = (), what: str = "") -> 
     if missing:
         source = f"'mesotron[{extra}]'" if extra else " ".join(missing)
         raise ValueError(f"{what} needs {', '.join(missing)}: pip install {source}")
+
+
+def require_cuda_driver() -> None:
+    """Refuse --device cuda where torch, which takes seconds to import, would find no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        if not Path("/dev/kfd").exists():  # AMD's
+            raise ValueError(
+                "--device cuda: this machine has no GPU driver; use --device cpu"
+            ) from None
 
 
 def is_installed(name: str) -> bool:
