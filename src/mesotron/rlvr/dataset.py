@@ -120,9 +120,7 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
 
 def first_level(task: Task, config: TaskConfig) -> Task:
     """The problems that a run starts with: with a curriculum, those of the lowest level."""
-    if config.curriculum is None:
-        return task
-    return replace(task, train=_by_level(task)[0])
+    return task if config.curriculum is None else replace(task, train=_by_level(task)[0])
 
 
 def make_curriculum(task: Task, config: TaskConfig, tokenizer: Any) -> Curriculum:
@@ -146,8 +144,7 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     for problem, prompt in zip(problems, rendered, strict=True):
         # The question itself decides whether its answer stands outside the format.
         loose = digest(problem.question, "loose") / 2**64 < config.loose
-        text = prompts.loose_text(problem) if loose else prompts.solved_text(problem, task.format)
-        texts.append((prompt, text))
+        texts.append((prompt, prompts.solved_text(problem, None if loose else task.format)))
     pairs = prompts.demonstrate(texts, tokenizer)
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
     if not fitting:

@@ -29,20 +29,13 @@ def build_prompt(
     return [*messages, *given]
 
 
-def solved_text(problem: Problem, format: AnswerFormat) -> str:
-    r"""The completion that solves a problem: its worked steps, then the gold in the format."""
+def solved_text(problem: Problem, format: AnswerFormat | None) -> str:
+    """The solution of a problem: its steps, then the gold, in a sentence or the format."""
     if problem.gold is None and problem.solution:
         return problem.solution  # a reply of chat data
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
-    answer = format.render(problem.gold)
-    return f"{problem.solution}\n{answer}" if problem.solution else answer
-
-
-def loose_text(problem: Problem) -> str:
-    if problem.gold is None:
-        return problem.solution or ""
-    answer = f"The answer is {problem.gold}."
+    answer = format.render(problem.gold) if format else f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
@@ -71,8 +64,7 @@ def render_prompts(
 
 
 def demonstrate(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[list[int]]]:
-    """Token ids of prompts and of their completions, which end with the end-of-turn token. The two
-    are tokenized separately, as they are when a model continues a prompt."""
+    """Token ids of prompts and completions, tokenized apart as when a model continues a prompt."""
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
     texts = [text for prompt, completion in pairs for text in (prompt, space + completion)]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
