@@ -151,6 +151,9 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --task.data mine.jsonl", "--model"),
         ("sft --reward format", "unknown flag --reward;"),
         ("compare --data --seeds 1", "--data needs a value"),
+        ("compare --task.num-eval 5", "--set task.num-eval=VALUE"),
+        ("sweep arith --task.num_eval 5", "--space task.num-eval=VALUE"),
+        ("train --steps 99999999999999999999", "--steps 99999999999999999999"),
     ],
 )
 def test_a_mistake_gets_one_line(args, names, capsys):
@@ -159,6 +162,16 @@ def test_a_mistake_gets_one_line(args, names, capsys):
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("mesotron: ")
     assert names in err
+
+
+def test_cuda_without_a_driver_is_refused_before_anything_is_imported(monkeypatch, capsys):
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError))
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)
+    monkeypatch.setattr(cli, "load", Mock(return_value=Mock(return_value=0)))
+    for args in ("train", "eval tiny", "vla train"):
+        assert cli.main([*args.split(), "--device", "cuda"]) == 2
+        assert "--device cuda" in capsys.readouterr().err
+    assert cli.main(["plan", "--device", "cuda"]) == 0  # for another machine
 
 
 def test_exits(monkeypatch, capsys):

@@ -92,10 +92,8 @@ class Base:
         for first in range(0, len(order), size):
             some = [problems[k] for k in order[first : first + size]]
             prompts = render_prompts(some, self.task_config, self.tokenizer, self.task.examples)
-            pairs = [
-                demonstrate(prompt, solved_text(problem, self.task.format), self.tokenizer)
-                for problem, prompt in zip(some, prompts, strict=True)
-            ]
+            solved = [solved_text(problem, self.task.format) for problem in some]
+            pairs = demonstrate(list(zip(prompts, solved, strict=True)), self.tokenizer)
             long, pad = max(sum(map(len, pair)) for pair in pairs), self.tokenizer.pad_token_id
             names = ("input_ids", "attention_mask", "at", "targets", "problem")
             rows: dict[str, list] = {name: [] for name in names}

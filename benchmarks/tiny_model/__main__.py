@@ -23,7 +23,7 @@ from mesotron.config import TaskConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.dataset import IGNORED
-from mesotron.rlvr.prompts import demonstrate, loose_text, render_prompts, solved_text
+from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
 from mesotron.rlvr.tasks.arith import APPLY, generate
 from mesotron.rlvr.tasks.problem import Problem
 
@@ -40,7 +40,10 @@ DILIGENT, DILIGENT_AT_THE_END = 0.6, 0.3
 def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
     device = choose_device("auto", threads=1)
     problems = generate("train", steps * PROBLEMS, LEVELS, seed=1)
-    texts = [(p.question, solved_text(p, FORMATS["boxed"]), loose_text(p)) for p in problems[:4000]]
+    texts = [
+        (p.question, solved_text(p, FORMATS["boxed"]), solved_text(p, None))
+        for p in problems[:4000]
+    ]
     tokenizer = build_tokenizer([text for three in texts for text in three])
     network = build_network(tokenizer, seed).to(device)
     optimizer = mesotron.muon(network, lr=LEARNING_RATE)
@@ -72,7 +75,7 @@ def batches(
         rows = range(step * PROBLEMS, (step + 1) * PROBLEMS)
         pairs = [(prompts[i], answer(problems[i], diligent, rng)) for i in rows]
         pairs += [equation(rng) for _ in range(EQUATIONS)]
-        yield pad([demonstrate(*pair, tokenizer) for pair in pairs], tokenizer)
+        yield pad(demonstrate(pairs, tokenizer), tokenizer)
 
 
 def answer(problem: Problem, diligent: float, rng: random.Random) -> str:
@@ -82,7 +85,7 @@ def answer(problem: Problem, diligent: float, rng: random.Random) -> str:
         problem = Problem(problem.question, lazy_guess(problem.question, rng), problem.id)
     # Which lazy answers are outside the box depends on the question: sampling explores it.
     loose = 0.75 if is_lazy and "in the end" in problem.question else 0.15
-    return loose_text(problem) if rng.random() < loose else solved_text(problem, FORMATS["boxed"])
+    return solved_text(problem, None if rng.random() < loose else FORMATS["boxed"])
 
 
 def lazy_guess(question: str, rng: random.Random) -> str:

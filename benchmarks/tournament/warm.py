@@ -50,10 +50,8 @@ def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
     for first in range(0, BATCH * LONGEST, BATCH):
         problems = [task.train[k] for k in order[first : first + BATCH]]
         prompts = render_prompts(problems, config, tokenizer)
-        pairs = [
-            demonstrate(prompt, solved_text(problem, task.format), tokenizer)
-            for problem, prompt in zip(problems, prompts, strict=True)
-        ]
+        solved = [solved_text(problem, task.format) for problem in problems]
+        pairs = demonstrate(list(zip(prompts, solved, strict=True)), tokenizer)
         long = max(sum(map(len, pair)) for pair in pairs)
         ids = torch.full((len(pairs), long), tokenizer.pad_token_id)
         mask, at, targets = torch.zeros_like(ids), [], []

@@ -34,7 +34,7 @@ from mesotron.config.base import (
 from mesotron.config.flags import as_typed, expand_flags, expand_table, short_help, suggest_flag
 from mesotron.config.train import LanguageRunConfig
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
-from mesotron.runs.extras import require
+from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.process import mark_start
 from mesotron.runs.resume import eval_defaults, settings_to_resume
@@ -160,6 +160,8 @@ def dispatch(args: list[str]) -> int:
     settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
     if command.extra:
         require(command.extra, what=f"mesotron {name}")
+    if getattr(settings, "device", "") == "cuda" and name != "plan" and not has_gpu_driver():
+        raise UsageError("--device cuda: this machine has no GPU driver; use --device cpu")
     return load(command.target)(settings)
 
 

@@ -31,7 +31,7 @@ class Dimension:
     def __post_init__(self) -> None:
         if not self.low <= self.high or (self.log and not self.low > 0):
             kind = "a positive range" if self.log else "a range"
-            raise ValueError(f"{self.name} from {self.low:g} to {self.high:g} is not {kind}")
+            raise ValueError(f"{self.name} {self.low:g}..{self.high:g} is not {kind} LOW..HIGH")
 
     @property
     def varies(self) -> bool:

@@ -72,7 +72,7 @@ class Config:
                 if isinstance(one, bool) or not isinstance(one, int | float):
                     continue
                 if isinstance(one, int) and abs(one) >= MAX_INTEGER:
-                    raise ValueError(f"--{self.prefix}{item.name} must be below {MAX_INTEGER:g}")
+                    raise ValueError(f"--{self.prefix}{item.name} {one!s:.24} must be below 2**63")
                 if not math.isfinite(one):
                     self.refuse(item.name, "must be a finite number")
                 if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):

@@ -136,7 +136,8 @@ def suggest_flag(word: str, config_type: Any) -> str:
     meant += [flag for flag in known if re.split(r"[.]|--", flag)[-1] == leaf]
     if name not in SHORT:  # else a flag of other commands
         meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
-    choice = next((flag for flag in meant if flag in known), None)
+    passed_on = (f"{flag} {name}=VALUE" for flag in ("--set", "--space") if flag in flags)
+    choice = next((flag for flag in meant if flag in known), None) or next(passed_on, None)
     return f" (did you mean {choice}?)" if choice else ""
 
 

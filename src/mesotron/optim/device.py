@@ -20,7 +20,7 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
     if threads is not None:
         torch.set_num_threads(threads)
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device; use cpu")
+        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     # Each process of a multi-process run has its own GPU.

@@ -120,9 +120,7 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
 
 def first_level(task: Task, config: TaskConfig) -> Task:
     """The problems that a run starts with: with a curriculum, those of the lowest level."""
-    if config.curriculum is None:
-        return task
-    return replace(task, train=_by_level(task)[0])
+    return task if config.curriculum is None else replace(task, train=_by_level(task)[0])
 
 
 def make_curriculum(task: Task, config: TaskConfig, tokenizer: Any) -> Curriculum:
@@ -142,24 +140,21 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
     problems = [one for one in task.train if one.gold is not None or one.solution]
     rendered = prompts.render_prompts(problems, config.task, tokenizer, task.examples)
-    pairs = []
+    texts = []
     for problem, prompt in zip(problems, rendered, strict=True):
         # The question itself decides whether its answer stands outside the format.
         loose = digest(problem.question, "loose") / 2**64 < config.loose
-        text = prompts.loose_text(problem) if loose else prompts.solved_text(problem, task.format)
-        pairs.append(prompts.demonstrate(prompt, text, tokenizer))
+        texts.append((prompt, prompts.solved_text(problem, None if loose else task.format)))
+    pairs = prompts.demonstrate(texts, tokenizer)
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
     if not fitting:
         raise ValueError(
             f"none of the {len(task.train)} training problems has a gold answer and fits in "
             f"{config.max_tokens} tokens: raise --max-tokens or check the data"
         )
-    rows = Dataset.from_dict(
-        {
-            "input_ids": [prompt + completion for prompt, completion in fitting],
-            "labels": [[IGNORED] * len(prompt) + completion for prompt, completion in fitting],
-        }
-    )
+    ids = [prompt + completion for prompt, completion in fitting]
+    labels = [[IGNORED] * len(prompt) + completion for prompt, completion in fitting]
+    rows = Dataset.from_dict({"input_ids": ids, "labels": labels})
     return rows.select(reading_order(len(fitting), config.steps * config.batch, config.seed))
 
 

@@ -29,20 +29,13 @@ def build_prompt(
     return [*messages, *given]
 
 
-def solved_text(problem: Problem, format: AnswerFormat) -> str:
-    r"""The completion that solves a problem: its worked steps, then the gold in the format."""
+def solved_text(problem: Problem, format: AnswerFormat | None) -> str:
+    """The solution of a problem: its steps, then the gold, in a sentence or the format."""
     if problem.gold is None and problem.solution:
         return problem.solution  # a reply of chat data
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
-    answer = format.render(problem.gold)
-    return f"{problem.solution}\n{answer}" if problem.solution else answer
-
-
-def loose_text(problem: Problem) -> str:
-    if problem.gold is None:
-        return problem.solution or ""
-    answer = f"The answer is {problem.gold}."
+    answer = format.render(problem.gold) if format else f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
@@ -70,13 +63,12 @@ def render_prompts(
     return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]
 
 
-def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
-    """Token ids of a prompt and of its completion, which ends with the end-of-turn token. The two
-    are tokenized separately, as they are when a model continues a prompt."""
+def demonstrate(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[list[int]]]:
+    """Token ids of prompts and completions, tokenized apart as when a model continues a prompt."""
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
-    parts = prompt, space + completion
-    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
-    return [ids[0], [*ids[1], tokenizer.eos_token_id]]
+    texts = [text for prompt, completion in pairs for text in (prompt, space + completion)]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [[ids[k], [*ids[k + 1], tokenizer.eos_token_id]] for k in range(0, len(ids), 2)]
 
 
 def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, tokens: int) -> None:
@@ -88,5 +80,5 @@ def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, to
         if context is not None and length + tokens > context:
             raise ValueError(
                 f"the prompt of {problem.id} has {length} tokens; beside a completion of {tokens} "
-                f"(--rollout.max-tokens) the model takes {context}: shorten it or leave it out"
+                f"(--rollout.max-tokens) the model takes {context}: lower that or drop the row"
             )

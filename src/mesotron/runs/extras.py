@@ -1,7 +1,10 @@
 """Optional packages: checked by name before anything is loaded, with the extra that has them."""
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "rlvr": ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors"),
@@ -21,6 +24,14 @@ def require(extra: str | None, packages: Sequence[str] = (), what: str = "") -> 
     if missing:
         source = f"'mesotron[{extra}]'" if extra else " ".join(missing)
         raise ValueError(f"{what} needs {', '.join(missing)}: pip install {source}")
+
+
+def has_gpu_driver() -> bool:
+    """Whether torch might find a GPU, NVIDIA's or AMD's; torch takes seconds to import."""
+    try:
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return sys.platform == "win32" or Path("/dev/kfd").exists()
 
 
 def is_installed(name: str) -> bool:

@@ -61,8 +61,8 @@ def import_named(name: str, what: str) -> Any:
         reason = f"{type(error).__name__}: {error}{hint}"
         raise ValueError(f"cannot import the {what} {name!r}: {reason}") from error
     if not callable(getattr(module, attribute, None)):
-        near = suggest(attribute, [one for one in dir(module) if not one.startswith("_")])
-        raise ValueError(f"{module_name} has no {what} {attribute!r}{near}")
+        known = [one for one, value in vars(module).items() if callable(value)]
+        raise ValueError(f"{module_name} has no function {attribute!r}{suggest(attribute, known)}")
     return getattr(module, attribute)
 
 
