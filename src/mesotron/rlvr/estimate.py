@@ -264,11 +264,15 @@ class _Model:
         # The reference of a KL term (LoRA turns its adapters off instead), and an anchor.
         copies = bool(self.objective.beta and not self.lora) + (self.objective.name in ANCHORED)
         colocated = config.rollout.vllm == "colocate"
+        # Held between the phases: merged weights, a static cache, and a recorded pass's gradients.
+        sampler = (s.linear + 2 * s.embedding) * b + self.cache_bytes(rows, width)
+        sampler += gradients * (not config.model.gradient_checkpointing)
         parts = {
             "weights": weights + self.trained * 4 * bool(self.lora),
             "casts": s.parameters * b * self.mixed,
             "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
             "reference": weights * copies,
+            "fast rollout": sampler * bool(config.rollout.fast),
             "vllm": FIT.vllm_share * self.device.memory * GIB * colocated,
             largest: phases[largest] + WORKSPACE,
         }
