@@ -126,6 +126,18 @@ def test_the_order_of_lora_factors_of_a_square_weight(inputs_first):
     assert find_pairs(params) == {"lora_a": ("lora_b", inputs_first)}
 
 
+def test_lora_products_are_filtered_in_the_given_type():
+    rng = np.random.default_rng(0)
+    params = {"lora_a": rng.normal(size=(8, 2)), "lora_b": rng.normal(size=(2, 6))}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    steps = []
+    for dtype in (None, "float32", "bfloat16"):
+        tx = mj.muon(0.1, lora="product", dtype=dtype)
+        steps.append(tx.update(params, tx.init(params), params)[0]["lora_a"])
+    assert (steps[0] == steps[1]).all()
+    assert (steps[0] != steps[2]).any()
+
+
 def test_lora_factors_come_in_pairs():
     alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match="lora_b"):
