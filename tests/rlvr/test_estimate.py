@@ -71,8 +71,12 @@ def test_shapes_of_folders_and_of_unknown_models(tmp_path, monkeypatch):
     (folder / "config.json").write_text(json.dumps(sizes))
     assert find_shape("me/llama-like") == find_shape(str(folder))
     assert find_shape(str(folder)).parameters == 2 * 6400 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
-    (folder / "config.json").write_text('{"d_model": 64}')
-    assert find_shape("me/llama-like") is None
+    for other in ({"d_model": 64}, sizes | {"num_attention_heads": 0}, {"text_config": [1]}):
+        (folder / "config.json").write_text(json.dumps(other))
+        assert find_shape("me/llama-like") is None
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is damaged"):
+        find_shape("me/llama-like")
 
 
 def test_weights_and_states_are_counted():

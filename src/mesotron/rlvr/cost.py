@@ -185,9 +185,9 @@ def calibration(config: TrainConfig, gpu: GpuName | None, root: Path) -> tuple[f
             run = from_plain(TrainConfig, read_json(file), str(file))
             name = str(read_json(file.with_name("env.json")).get("device", ""))
             rows = read_rows(file.with_name("metrics.jsonl"))
+            device, shape = find_device(name), find_shape(run.model.name)
         except (OSError, ValueError):
             continue  # of another command or version, or without a step
-        device, shape = find_device(name), find_shape(run.model.name)
         times = [row["time/step"] for row in rows if row.get("time/step")]
         comparable = name == "cpu" if gpu is None else device is not None
         if shape is None or len(times) < 4 or not comparable:

@@ -5,7 +5,6 @@ Decoding is bound by memory traffic (weights and keys and values for each token)
 launches, training passes by products and by the traffic of activations. Torch is not imported.
 """
 
-import json
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from mesotron.config import GpuName, TrainConfig
 from mesotron.rlvr.models import TINY_WEIGHTS, choose_precision, choose_speed
 from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl_arguments
+from mesotron.runs.files import read_json
 from mesotron.runs.process import num_processes
 
 GIB = 2**30
@@ -79,7 +79,7 @@ def find_shape(name: str) -> Shape | None:
         plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
         plain = "smollm2-135m" if plain == "smollm2" else plain
         return next((shape for key, shape in SHAPES.items() if f"{key}-" in f"{plain}-"), None)
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file)
     text = config.get("text_config") or config
     try:
         hidden, heads = text["hidden_size"], text["num_attention_heads"]
@@ -90,7 +90,7 @@ def find_shape(name: str) -> Shape | None:
             text["vocab_size"], bool(text.get("tie_word_embeddings", True)),
             "qwen3" in kind or "gemma3" in kind,
         )  # fmt: skip
-    except KeyError:
+    except (KeyError, TypeError, ZeroDivisionError):
         return None  # another architecture
 
 
