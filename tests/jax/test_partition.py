@@ -138,6 +138,15 @@ def test_lora_products_are_filtered_in_the_given_type():
     assert (steps[0] != steps[2]).any()
 
 
+def test_lora_products_take_injected_numbers():
+    params = {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.eye(2, 4)}
+    for options in ({}, {"promote": 2}, {"cutoff": "aligned"}):
+        plain = mj.pion(0.1, lora="product", **options)
+        injected = optax.inject_hyperparams(mj.pion)(learning_rate=0.1, lora="product", **options)
+        a, b = (tx.update(params, tx.init(params), params)[0] for tx in (plain, injected))
+        np.testing.assert_allclose(a["lora_a"], b["lora_a"], rtol=1e-3)
+
+
 def test_lora_factors_come_in_pairs():
     alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match="lora_b"):

@@ -8,6 +8,7 @@ Legend: K layers; A is [K, r, n], B is [K, m, r]; the adapted weight is m x n.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,15 +17,16 @@ import optax
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-from mesotron.jax.filter import filter_batch
+from mesotron.jax.filter import Filtered
 from mesotron.jax.stats import Rate, value_at
 from mesotron.jax.views import named_leaves
-from mesotron.spectral import Filter, step_scale
+from mesotron.spectral import step_scale
 
 DAMPING = 2.0  # as in torch
 _JITTER = 1e-6  # of a Gram matrix's mean diagonal, in float32
 _POWER_STEPS = 8
 SUFFIXES = ("lora_a", "lora_b")
+Filtering = Callable[[Array], Filtered]  # of a batch of wide matrices
 
 
 class LoraState(NamedTuple):
@@ -59,7 +61,7 @@ def is_factor(path: str) -> bool:
 
 def lora_product(
     learning_rate: Rate,
-    filter: Filter,
+    filter: Filtering,
     *,
     momentum: Rate,
     nesterov: bool,
@@ -67,7 +69,6 @@ def lora_product(
     scale: Any = "rms",
     lora_scale: float,
     lora_unit: str = "rms",
-    dtype: str | None = None,
     momentum_dtype: str | None = None,
 ) -> optax.GradientTransformation:
     """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
@@ -108,7 +109,7 @@ def lora_product(
             e = rate * (scale * step_scale(1.0, m, n) if traced else step_scale(scale, m, n))
             if lora_unit == "rms":  # r directions change the product by Muon's RMS
                 e = e * math.sqrt(min(m, n) / min(A.shape[1], m, n))
-            units = product_step(A, B, U_A, U_B, e, lora_scale, filter, dtype)
+            units = product_step(A, B, U_A, U_B, e, lora_scale, filter)
             keep = 1 - rate * decay  # of B alone, which the inverse in B's step does not need
             for k, old, unit in zip(pair, (A, B), (units[0] / keep, units[1])):
                 move = -e / lora_scale * unit + ((keep - 1) * old if old is B else 0)
@@ -128,7 +129,7 @@ def _stacked(X: Array, inputs_first: bool) -> Array:
 
 
 def product_step(
-    A: Array, B: Array, U_A: Array, U_B: Array, e: Any, s: float, filter: Filter, dtype: Any = None
+    A: Array, B: Array, U_A: Array, U_B: Array, e: Any, s: float, filter: Filtering
 ) -> tuple[Array, Array]:
     """Unit steps of A and B: the weights change by -(e / s) times these."""
     C = _root(_dot(A, A.mT))
@@ -137,7 +138,7 @@ def product_step(
     E = _root(_dot(B.mT, B) + jnp.square(DAMPING * e / s) * _dot(inverse.mT, inverse))
     X_B = solve_triangular(C, U_B.mT, lower=True)
     X_A = solve_triangular(E, U_A, lower=True)
-    F_B, F_A = (_filtered(X, filter, dtype) for X in (X_B, X_A))
+    F_B, F_A = (_filtered(X, filter) for X in (X_B, X_A))
     dB = solve_triangular(C.mT, F_B, lower=False).mT
     dA = solve_triangular(E.mT, F_A, lower=False)
     L, R = jnp.concatenate([dB, B], axis=2), jnp.concatenate([A, dA], axis=1)
@@ -152,10 +153,10 @@ def product_step(
     return dA * c, dB * c
 
 
-def _filtered(X: Array, filter: Filter, dtype: str | None) -> Array:
+def _filtered(X: Array, filter: Filtering) -> Array:
     """f(X) for X of either orientation, [K, r, long] as a rule."""
     tall = X.shape[1] > X.shape[2]
-    made = filter_batch(X.mT if tall else X, filter, dtype).X.astype(X.dtype)
+    made = filter(X.mT if tall else X).X.astype(X.dtype)
     return made.mT if tall else made
 
 

@@ -5,6 +5,7 @@ clips first.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from mesotron.jax.filter import filter_batch
 from mesotron.jax.labels import complain, label, only_matrices
 from mesotron.jax.lora import is_factor, lora_product
 from mesotron.jax.stats import Rate, check_range, measured, value_at
@@ -350,10 +352,13 @@ def _multi_transform(
         shape = {key: options[key] for key in _FILTER if options.get(key) is not None}
         iteration = NEWTON_SCHULZ.get(options.get("ns") or "", "muon")
         name = "pion" if scale_by is scale_by_pion else iteration
-        keys = ("momentum", "nesterov", "weight_decay", "scale", "dtype", "momentum_dtype")
+        keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
         kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
+        # A traced number, such as an injected default, is ignored next to a cutoff.
+        traced = shape.pop("promote") if isinstance(shape.get("promote"), Array) else None
+        how = {"dtype": options.get("dtype"), "promote": None if "cutoff" in shape else traced}
         chosen = make_filter(shape.pop("filter", name), **shape)
-        return lora_product(lr, chosen, **unit, **kept)
+        return lora_product(lr, partial(filter_batch, filter=chosen, **how), **unit, **kept)
 
     def route(tree: Any) -> optax.GradientTransformation:
         # Gradients have the paths and shapes of the parameters, so both give the same table.

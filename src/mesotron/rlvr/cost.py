@@ -111,12 +111,9 @@ def find_problems(task: TaskConfig) -> Problems:
         plain = replace(task, name="file", data=(), columns="", weights=())
         parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
         return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
-    if task.is_gym:
-        return Problems(
-            gym.GENERATED if task.num_train is None else task.num_train, QUESTION_TOKENS
-        )
-    if task.name == "arith":
-        return Problems(GENERATED if task.num_train is None else task.num_train, 40)
+    if task.is_gym or task.name == "arith":
+        made, question = (gym.GENERATED, QUESTION_TOKENS) if task.is_gym else (GENERATED, 40)
+        return Problems(made if task.num_train is None else task.num_train, question)
     hub = task.path or task.name
     if hub not in DATASETS if task.path is None else Path(task.path).expanduser().exists():
         return _count(task)
