@@ -168,6 +168,7 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
             run.append("metrics", {"step": step, "time/step": ratio * expected})
 
     add_run("on-cpu", "tiny", "cpu", [900.0] * 5)
+    add_run("edited", QWEN.model.name, "NVIDIA H100", [float("nan"), -1.0] * 3)
     add_run("too-short", QWEN.model.name, "NVIDIA H100", [5.0, 5.0])
     add_run("other-gpu", QWEN.model.name, "NVIDIA A100-SXM4-80GB", [3.0] * 5)
     calibrated = Estimator(QWEN, 60, tmp_path)

@@ -185,11 +185,13 @@ def calibration(config: TrainConfig, gpu: GpuName | None, root: Path) -> tuple[f
             device, shape = find_device(name), find_shape(run.model.name)
         except (OSError, ValueError):
             continue  # of another command or version, or without a step
-        times = [row["time/step"] for row in rows if row.get("time/step")]
+        times, sampled = (
+            [x for row in rows if isinstance(x := row.get(name), int | float) and 0 < x < math.inf]
+            for name in ("time/step", LENGTH)
+        )
         comparable = name == "cpu" if gpu is None else device is not None
         if shape is None or len(times) < 4 or not comparable:
             continue
-        sampled = [row[LENGTH] for row in rows if LENGTH in row]
         question = DATASETS.get(run.task.path or run.task.name, (0, QUESTION_TOKENS))[1]
         lengths = lengths_of(run, question, mean(sampled) if sampled else None)
         ratio = median(times[2:]) / predict(run, shape, device, lengths).step

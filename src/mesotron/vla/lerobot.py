@@ -27,7 +27,6 @@ CHUNK_FILES = 1000
 FILE_FRAMES = 20_000
 
 DAMAGED = (AttributeError, KeyError, OSError, TypeError, pa.ArrowException)  # raised by the reader
-
 Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, image) in order
 
 
