@@ -126,6 +126,27 @@ def test_the_order_of_lora_factors_of_a_square_weight(inputs_first):
     assert find_pairs(params) == {"lora_a": ("lora_b", inputs_first)}
 
 
+def test_lora_products_are_filtered_in_the_given_type():
+    rng = np.random.default_rng(0)
+    params = {"lora_a": rng.normal(size=(8, 2)), "lora_b": rng.normal(size=(2, 6))}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    steps = []
+    for dtype in (None, "float32", "bfloat16"):
+        tx = mj.muon(0.1, lora="product", dtype=dtype)
+        steps.append(tx.update(params, tx.init(params), params)[0]["lora_a"])
+    assert (steps[0] == steps[1]).all()
+    assert (steps[0] != steps[2]).any()
+
+
+def test_lora_products_take_injected_numbers():
+    params = {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.eye(2, 4)}
+    for options in ({}, {"promote": 2}, {"cutoff": "aligned"}):
+        plain = mj.pion(0.1, lora="product", **options)
+        injected = optax.inject_hyperparams(mj.pion)(learning_rate=0.1, lora="product", **options)
+        a, b = (tx.update(params, tx.init(params), params)[0] for tx in (plain, injected))
+        np.testing.assert_allclose(a["lora_a"], b["lora_a"], rtol=1e-3)
+
+
 def test_lora_factors_come_in_pairs():
     alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match="lora_b"):

@@ -217,6 +217,13 @@ def test_views_filter_the_matrices_they_name():
     [
         (lambda: mj.muon(momentum=1.0), "momentum=1.0"),
         (lambda: mj.normuon(beta2=1.5), "beta2=1.5"),
+        (lambda: mj.muon(float("nan")), "learning_rate=nan"),
+        (lambda: mj.chain_with_pion(-0.1), "pion_lr=-0.1"),
+        (lambda: mj.muon(aux_lr=-0.1), "aux_lr=-0.1"),
+        (lambda: mj.muon(betas=(0.9, 1.0)), "beta 2=1.0"),
+        (lambda: mj.muon(eps=-1.0), "eps=-1.0"),
+        (lambda: mj.scale_by_pion(weight_decay=-0.1), "weight_decay=-0.1"),
+        (lambda: mj.chain_with_muon(max_grad_norm=-1.0), "max_norm=-1.0"),
         (lambda: mj.muon(lora="product", lora_scale=0.0), "lora_scale=0.0"),
         (lambda: mj.muon(scale=-1.0), "scale=-1.0"),
         (lambda: mj.muon(scale="rsm"), "rsm"),

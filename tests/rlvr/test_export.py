@@ -101,6 +101,9 @@ def test_the_card_carries_the_evidence_and_no_local_path(tmp_path):
         part.save_pretrained(tmp_path / "base")
     folder = tmp_path / "runs" / "full"
     trained, _ = make_run(folder, 0, str(tmp_path / "base"))
+    config = RunFolder(folder).config
+    config["task"]["system"] = "Think.\n" * 100  # longer than a file's name may be
+    RunFolder(folder).save("config", config)
     assert main(["export", str(folder)]) == 0
     with torch.no_grad():
         again = AutoModelForCausalLM.from_pretrained(folder / "export")
@@ -111,6 +114,7 @@ def test_the_card_carries_the_evidence_and_no_local_path(tmp_path):
     assert "## The watch" in card
     assert "| optim.name | muon |" in card
     assert "temperature" not in card  # a default
+    assert f"| task.system | {'Think. ' * 100}|" in card
     assert str(tmp_path) not in card
     assert "base_model" not in card  # not on the hub
     assert card.startswith("---\nlibrary_name: transformers\n")

@@ -53,6 +53,9 @@ def test_errors_come_back_and_leave_the_worker_alive():
 
 def test_a_dead_worker_is_reported_and_replaced(pool):
     with pytest.raises(WorkerDied) as death:
+        Worker(stderr=subprocess.DEVNULL).call("sys:exit", 5)
+    assert death.value.returncode == 5
+    with pytest.raises(WorkerDied) as death:
         pool.submit("os:_exit", 3).result()
     assert (death.value.returncode, death.value.timed_out) == (3, False)
     with pytest.raises(WorkerDied) as death:

@@ -1,6 +1,7 @@
 """Demonstrations: recording, shards, continuing an interrupted run, refusals."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,7 +200,11 @@ def test_command(tmp_path, capsys):
     assert "pink" in capsys.readouterr().err
 
 
-def test_a_shard_that_is_no_archive_of_arrays_is_named(tmp_path):
+def test_a_shard_that_is_no_archive_of_arrays_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "demos")
+    shard_path(tmp_path / "demos", 0).write_bytes(b"")
+    with pytest.raises(ValueError, match="shard-00000"):
+        write_demos(replace(CONFIG, out=tmp_path / "demos"), log=None)
     np.savez(tmp_path / "a.npz", action=np.array([{}], dtype=object))
     (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 cut off")
     for name in ("a.npz", "b.npz"):

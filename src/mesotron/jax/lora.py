@@ -8,6 +8,7 @@ Legend: K layers; A is [K, r, n], B is [K, m, r]; the adapted weight is m x n.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,15 +17,16 @@ import optax
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-from mesotron.jax.filter import filter_batch
+from mesotron.jax.filter import Filtered
 from mesotron.jax.stats import Rate, value_at
 from mesotron.jax.views import named_leaves
-from mesotron.spectral import Filter, step_scale
+from mesotron.spectral import step_scale
 
 DAMPING = 2.0  # as in torch
 _JITTER = 1e-6  # of a Gram matrix's mean diagonal, in float32
 _POWER_STEPS = 8
 SUFFIXES = ("lora_a", "lora_b")
+Filtering = Callable[[Array], Filtered]  # of a batch of wide matrices
 
 
 class LoraState(NamedTuple):
@@ -59,7 +61,7 @@ def is_factor(path: str) -> bool:
 
 def lora_product(
     learning_rate: Rate,
-    filter: Filter,
+    filter: Filtering,
     *,
     momentum: Rate,
     nesterov: bool,
@@ -127,7 +129,7 @@ def _stacked(X: Array, inputs_first: bool) -> Array:
 
 
 def product_step(
-    A: Array, B: Array, U_A: Array, U_B: Array, e: Any, s: float, filter: Filter
+    A: Array, B: Array, U_A: Array, U_B: Array, e: Any, s: float, filter: Filtering
 ) -> tuple[Array, Array]:
     """Unit steps of A and B: the weights change by -(e / s) times these."""
     C = _root(_dot(A, A.mT))
@@ -151,10 +153,10 @@ def product_step(
     return dA * c, dB * c
 
 
-def _filtered(X: Array, filter: Filter) -> Array:
+def _filtered(X: Array, filter: Filtering) -> Array:
     """f(X) for X of either orientation, [K, r, long] as a rule."""
     tall = X.shape[1] > X.shape[2]
-    made = filter_batch(X.mT if tall else X, filter).X.astype(X.dtype)
+    made = filter(X.mT if tall else X).X.astype(X.dtype)
     return made.mT if tall else made
 
 

@@ -5,6 +5,7 @@ clips first.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from mesotron.jax.filter import filter_batch
 from mesotron.jax.labels import complain, label, only_matrices
 from mesotron.jax.lora import is_factor, lora_product
-from mesotron.jax.stats import Rate, measured, value_at
+from mesotron.jax.stats import Rate, check_range, measured, value_at
 from mesotron.jax.step import Views
 from mesotron.jax.transforms import NEWTON_SCHULZ, scale_by_muon, scale_by_pion
 from mesotron.jax.views import named_leaves
@@ -84,7 +86,8 @@ def muon(
         batched: filter leaves of one shape, transposes included, together.
         shardings: a tree like the parameters of their `jax.sharding.Sharding`s; needed (or
             batched=False) where leaves of one shape differ in it.
-        stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`.
+        stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`;
+            pairs of lora="product" report none.
         **routing: `per_head`, `stacked`, `overrides` and `strict` of `mesotron.jax.label`.
 
     Returns:
@@ -275,6 +278,7 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
         >>> round(float(jnp.linalg.norm(clipped["w"])), 3)
         1.0
     """
+    check_range(max_norm=max_norm)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         leaves = [jnp.where(jnp.isfinite(g).all(), g, 0) for g in jax.tree.leaves(updates)]
@@ -326,10 +330,12 @@ def _multi_transform(
     betas, eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
     views, lora = options.pop("views", None), options.pop("lora", None)
-    unit = {"lora_scale": options.pop("lora_scale", 1.0)}
-    unit["lora_unit"] = options.pop("lora_unit", "rms")
+    usual = {"lora_scale": 1.0, "lora_unit": "rms"}
+    unit = {key: options.pop(key, value) for key, value in usual.items()}
     stats, decay = options.get("stats", False), options["weight_decay"]
     scale_by(**options)  # refuses a wrong option now, not at the first step
+    check_range(**{rate: lr}, aux_lr=aux_lr, eps=eps)
+    check_range(1, **{f"beta {k}": beta for k, beta in enumerate(betas, 1)})
     if unit["lora_unit"] not in ("rms", "direction"):
         raise ValueError(f"lora_unit={unit['lora_unit']!r} must be 'rms' or 'direction'")
     if isinstance(unit["lora_scale"], int | float) and not unit["lora_scale"] > 0:
@@ -348,8 +354,11 @@ def _multi_transform(
         name = "pion" if scale_by is scale_by_pion else iteration
         keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
         kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
+        # A traced number, such as an injected default, is ignored next to a cutoff.
+        traced = shape.pop("promote") if isinstance(shape.get("promote"), Array) else None
+        how = {"dtype": options.get("dtype"), "promote": None if "cutoff" in shape else traced}
         chosen = make_filter(shape.pop("filter", name), **shape)
-        return lora_product(lr, chosen, **unit, **kept)
+        return lora_product(lr, partial(filter_batch, filter=chosen, **how), **unit, **kept)
 
     def route(tree: Any) -> optax.GradientTransformation:
         # Gradients have the paths and shapes of the parameters, so both give the same table.

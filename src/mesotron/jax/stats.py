@@ -153,6 +153,12 @@ def cosine(X: Array, G: Array) -> Array:
     return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
 
 
+def check_range(below: float = jnp.inf, **values: Any) -> None:
+    for name, value in values.items():  # one that is traced or a schedule is not known yet
+        if isinstance(value, int | float) and not 0 <= value < below:
+            raise ValueError(f"{name}={value} must lie in [0, {below:g})")
+
+
 def value_at(rate: Rate, step: Array) -> Any:
     return rate(step) if callable(rate) else rate
 

@@ -20,6 +20,7 @@ from mesotron.jax.stats import (
     LeafRecord,
     Rate,
     Stats,
+    check_range,
     cosine,
     name_stats,
     spectral_stats,
@@ -61,9 +62,8 @@ class SpectralRule:
     def __post_init__(self) -> None:
         if not isinstance(self.scale, Array):
             check_scale(self.scale)
-        for name, value in (("momentum", self.momentum), ("beta2", self.beta2)):
-            if isinstance(value, int | float) and not 0 <= value < 1:
-                raise ValueError(f"{name}={value} must lie in [0, 1)")
+        check_range(1, momentum=self.momentum, beta2=self.beta2)
+        check_range(weight_decay=self.weight_decay)
 
     def init(self, params: Any) -> SpectralState:
         lines = ()

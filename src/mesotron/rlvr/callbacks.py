@@ -70,23 +70,19 @@ class RunLog(TrainerCallback):
         weights = self.trainer.reward_weights.tolist()
         for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):
             earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
-            prompt = logs["prompt"][k]
+            prompt, turns = logs["prompt"][k], logs["completion"][k]
+            if not isinstance(turns, str):
+                turns = "\n".join(str(x.get("content") or x.get("tool_calls") or "") for x in turns)
             sample = {
                 "step": step,
                 "prompt": prompt if isinstance(prompt, str) else str(prompt[-1]["content"]),
-                "completion": spell_turns(logs["completion"][k]),
+                "completion": turns,
                 "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
             }
             self.run.append("samples", sample)
             if k == 0:
                 self.view.show_transcript(f"{sample['prompt'][-200:]}\n{sample['completion']}")
-
-
-def spell_turns(completion: str | list[dict[str, Any]]) -> str:
-    if isinstance(completion, str):
-        return completion
-    return "\n".join(str(one.get("content") or one.get("tool_calls") or "") for one in completion)
 
 
 class StepEnd(TrainerCallback):

@@ -111,12 +111,9 @@ def find_problems(task: TaskConfig) -> Problems:
         plain = replace(task, name="file", data=(), columns="", weights=())
         parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
         return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
-    if task.is_gym:
-        return Problems(
-            gym.GENERATED if task.num_train is None else task.num_train, QUESTION_TOKENS
-        )
-    if task.name == "arith":
-        return Problems(GENERATED if task.num_train is None else task.num_train, 40)
+    if task.is_gym or task.name == "arith":
+        made, question = (gym.GENERATED, QUESTION_TOKENS) if task.is_gym else (GENERATED, 40)
+        return Problems(made if task.num_train is None else task.num_train, question)
     hub = task.path or task.name
     if hub not in DATASETS if task.path is None else Path(task.path).expanduser().exists():
         return _count(task)
@@ -185,14 +182,16 @@ def calibration(config: TrainConfig, gpu: GpuName | None, root: Path) -> tuple[f
             run = from_plain(TrainConfig, read_json(file), str(file))
             name = str(read_json(file.with_name("env.json")).get("device", ""))
             rows = read_rows(file.with_name("metrics.jsonl"))
+            device, shape = find_device(name), find_shape(run.model.name)
         except (OSError, ValueError):
             continue  # of another command or version, or without a step
-        device, shape = find_device(name), find_shape(run.model.name)
-        times = [row["time/step"] for row in rows if row.get("time/step")]
+        times, sampled = (
+            [x for row in rows if isinstance(x := row.get(name), int | float) and 0 < x < math.inf]
+            for name in ("time/step", LENGTH)
+        )
         comparable = name == "cpu" if gpu is None else device is not None
         if shape is None or len(times) < 4 or not comparable:
             continue
-        sampled = [row[LENGTH] for row in rows if LENGTH in row]
         question = DATASETS.get(run.task.path or run.task.name, (0, QUESTION_TOKENS))[1]
         lengths = lengths_of(run, question, mean(sampled) if sampled else None)
         ratio = median(times[2:]) / predict(run, shape, device, lengths).step

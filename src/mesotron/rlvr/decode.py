@@ -140,11 +140,10 @@ def fitting_batch(model: Any, length: int) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache = 2 * config.num_hidden_layers * heads * width * weight.element_size() * length
     row = 2 * cache + 6 * 4 * config.vocab_size
-    fits = int(MEMORY_SHARE * free_memory(weight.device) / row)
+    if weight.device.type == "cuda":
+        free = torch.cuda.mem_get_info(weight.device)[0]
+    else:  # macOS does not say what is free
+        pages = {"SC_AVPHYS_PAGES", "SC_PHYS_PAGES"} & os.sysconf_names.keys()
+        free = os.sysconf(min(pages)) * os.sysconf("SC_PAGE_SIZE")
+    fits = int(MEMORY_SHARE * free / row)
     return max(1, min(fits, MAX_BATCH.get(weight.device.type, 256)))
-
-
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

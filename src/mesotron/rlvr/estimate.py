@@ -5,7 +5,6 @@ Decoding is bound by memory traffic (weights and keys and values for each token)
 launches, training passes by products and by the traffic of activations. Torch is not imported.
 """
 
-import json
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from mesotron.config import GpuName, TrainConfig
 from mesotron.rlvr.models import TINY_WEIGHTS, choose_precision, choose_speed
 from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl_arguments
+from mesotron.runs.files import read_json
 from mesotron.runs.process import num_processes
 
 GIB = 2**30
@@ -79,7 +79,7 @@ def find_shape(name: str) -> Shape | None:
         plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
         plain = "smollm2-135m" if plain == "smollm2" else plain
         return next((shape for key, shape in SHAPES.items() if f"{key}-" in f"{plain}-"), None)
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file)
     text = config.get("text_config") or config
     try:
         hidden, heads = text["hidden_size"], text["num_attention_heads"]
@@ -90,7 +90,7 @@ def find_shape(name: str) -> Shape | None:
             text["vocab_size"], bool(text.get("tie_word_embeddings", True)),
             "qwen3" in kind or "gemma3" in kind,
         )  # fmt: skip
-    except KeyError:
+    except (KeyError, TypeError, ZeroDivisionError):
         return None  # another architecture
 
 
@@ -264,11 +264,15 @@ class _Model:
         # The reference of a KL term (LoRA turns its adapters off instead), and an anchor.
         copies = bool(self.objective.beta and not self.lora) + (self.objective.name in ANCHORED)
         colocated = config.rollout.vllm == "colocate"
+        # Held between the phases: merged weights, a static cache, and a recorded pass's gradients.
+        sampler = (s.linear + 2 * s.embedding) * b + self.cache_bytes(rows, width)
+        sampler += gradients * (not config.model.gradient_checkpointing)
         parts = {
             "weights": weights + self.trained * 4 * bool(self.lora),
             "casts": s.parameters * b * self.mixed,
             "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
             "reference": weights * copies,
+            "fast rollout": sampler * bool(config.rollout.fast),
             "vllm": FIT.vllm_share * self.device.memory * GIB * colocated,
             largest: phases[largest] + WORKSPACE,
         }

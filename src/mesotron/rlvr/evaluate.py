@@ -163,7 +163,10 @@ def evaluate(
     strict = greedy_scores.strict.value if greedy_scores.strict else 0.0
     if greedy_scores.lenient and not by_reward:
         findings += describe_format(strict, greedy_scores.lenient.value, "greedy")
-    findings += describe_rates(greedy_scores.rates, "greedy")
+    cut, bad = (greedy_scores.rates[f"facts/{x}"] for x in ("truncated", "gold_unparseable"))
+    limit = f"greedy: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
+    broken = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
+    findings += [limit] * (cut > MANY_TRUNCATED) + [broken] * (bad > 0)
     if samples:
         sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
         # Paired by problem, so that the noise of problems cancels.
@@ -278,13 +281,6 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
         f"({strict:.1%} strict, {lenient:.1%} lenient): reward the format, or teach it first with "
         "mesotron sft"
     ]
-
-
-def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
-    cut, bad = rates["facts/truncated"], rates["facts/gold_unparseable"]
-    limit = f"{where}: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
-    broken = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
-    return [limit] * (cut > MANY_TRUNCATED) + [broken] * (bad > 0)
 
 
 # What is evaluated.

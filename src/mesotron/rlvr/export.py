@@ -166,6 +166,6 @@ def public(value: Any) -> str:
     """A setting as the card shows it: of a local path only its last part."""
     if isinstance(value, list):
         return ", ".join(map(public, value))
-    text = str(value)
-    local = text.startswith(("/", "~", ".")) or Path(text.partition(":")[0]).exists()
+    text = " ".join(str(value).split())
+    local = text.startswith(("/", "~", ".")) or os.path.exists(text.partition(":")[0])
     return Path(text).name if local else text.replace("|", "\\|")

@@ -26,7 +26,7 @@ from pkgutil import resolve_name as resolve
 from time import monotonic
 from typing import IO, Any, Literal, Self
 
-START_SECONDS = 120.0  # for imports from a slow disk
+START_SECONDS, EXIT_SECONDS = 120.0, 1.0  # for imports from a slow disk, and to end
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 GPUS = Path("/proc/driver/nvidia/gpus")
 LOG_TAIL = 4096  # bytes
@@ -106,6 +106,9 @@ class Worker:
                 raise EOFError
             kind, value = self._loads(self._connection.recv_bytes())
         except (OSError, EOFError):
+            if not timed_out:  # it is ending by itself: learn how
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(EXIT_SECONDS)
             self.kill()
             raise WorkerDied(self._target, self.process.returncode, timed_out) from None
         if kind == "ValueError":

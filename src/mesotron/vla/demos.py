@@ -60,9 +60,13 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
     if not is_lerobot(path):
         return load_shards(path)
     require("lerobot", what=f"{path}, a LeRobotDataset,")
-    from mesotron.vla.lerobot import load_lerobot
+    from mesotron.vla.lerobot import DAMAGED, load_lerobot
 
-    return load_lerobot(path, pixels)
+    try:
+        return load_lerobot(path, pixels)
+    except DAMAGED as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} is damaged ({reason}): download it again") from error
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -155,11 +159,10 @@ def _write_shards(
             raise KeyboardInterrupt("run the same command again to continue") from None
     failed = observations = kept = 0
     for path in paths:
-        with np.load(path) as file:
-            failed += int(file["failed"])
-            if "start" in file.files:
-                observations += len(file["start"])
-                kept += len(np.unique(file["episode_index"]))
+        shard = read_shard(path, ("failed", "start", "episode_index"))
+        failed += int(shard["failed"])
+        observations += len(shard.get("start", ()))
+        kept += len(np.unique(shard.get("episode_index", ())))
     if log is not None:
         counts = f"{observations:,} frames from {kept:,} demonstrations"
         log(f"{config.out}: {counts}; {failed} failed and were dropped")
@@ -317,12 +320,12 @@ def write_shard(path: Path, arrays: Arrays) -> None:
     draft.replace(path)
 
 
-def read_shard(path: Path) -> Arrays:
+def read_shard(path: Path, keys: Sequence[str] | None = None) -> Arrays:
     try:
         with path.open("rb") as handle, np.load(handle) as file:
-            return {key: file[key] for key in file.files}
+            return {key: file[key] for key in file.files if keys is None or key in keys}
     except (ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}; make it again") from error
+        raise ValueError(f"{path} is damaged: {error}; remove it and make it again") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

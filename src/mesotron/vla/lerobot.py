@@ -16,7 +16,7 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
-from mesotron.runs.files import write_json
+from mesotron.runs.files import read_json, write_json
 from mesotron.vla.interface import IMAGES, STATE, Demos
 
 VERSION = "v3.0"
@@ -26,12 +26,13 @@ EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.par
 CHUNK_FILES = 1000
 FILE_FRAMES = 20_000
 
+DAMAGED = (AttributeError, KeyError, OSError, TypeError, pa.ArrowException)  # raised by the reader
 Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, image) in order
 
 
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
-    info = json.loads((folder / INFO).read_text())
+    info = read_json(folder / INFO)
     version, features = info.get("codebase_version"), info["features"]
     if version != VERSION:
         raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
@@ -45,11 +46,15 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     paths = sorted((folder / "data").glob("*/*.parquet"))
     tables = [parquet.read_table(path, columns=keys) for path in paths]
     num, total = sum(map(len, tables)), info["total_frames"]
-    if num != total:
+    if num != total or not num:
         raise ValueError(f"{folder} has {num:,} of {total:,} frames: download it again")
     columns = {
         key: np.concatenate([np.array(table[key].to_pylist()) for table in tables]) for key in keys
     }
+    for key in (STATE, "action"):  # LeRobot stores vectors of one number as numbers
+        columns[key] = columns[key].reshape(num, -1).astype(np.float32)
+        if not np.isfinite(columns[key]).all():
+            raise ValueError(f"{folder} has NaN or infinity in {key}: remove those episodes")
     images = {}
     for key, feature in features.items():
         if key.startswith(IMAGES) and feature["dtype"] == "image":
@@ -62,11 +67,11 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     texts = dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
     return Demos(
         images=images,
-        state=columns[STATE].astype(np.float32),
+        state=columns[STATE],
         task_index=columns["task_index"],
-        tasks=[texts[k] for k in range(len(texts))],
+        tasks=[texts[k] for k in range(1 + max(columns["task_index"]))],
         start=np.arange(num),
-        action=columns["action"].astype(np.float32),
+        action=columns["action"],
         episode_index=columns["episode_index"],
         frame_index=columns["frame_index"],
         fps=float(info["fps"]),

@@ -216,7 +216,11 @@ class Action(nn.Module):
         if self.noisy is not None and self.time is not None:
             assert noisy is not None
             assert time is not None
-            X = X + self.noisy(noisy) + self.time(_time_features(time, X.shape[-1]))[:, None]
+            low, high = math.log10(4e-3), math.log10(4.0)
+            periods = torch.logspace(low, high, X.shape[-1] // 2, device=time.device)
+            angles = 2 * math.pi * time[:, None] / periods
+            times = torch.cat([angles.sin(), angles.cos()], dim=-1)  # [B, D]
+            X = X + self.noisy(noisy) + self.time(times)[:, None]
         return self.head(self.decoder(X, None, context.tokens, context.bias))
 
 
@@ -226,13 +230,6 @@ def chunk_positions(num: int, width: int) -> Tensor:
     frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
     angles = 2 * math.pi * places[:, None] * frequencies
     return 0.7 * torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-def _time_features(time: Tensor, width: int) -> Tensor:
-    """Times [B] in [0, 1] as sines and cosines [B, D]."""
-    periods = torch.logspace(math.log10(4e-3), math.log10(4.0), width // 2, device=time.device)
-    angles = 2 * math.pi * time[:, None] / periods
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Policy(nn.Module):

@@ -111,17 +111,13 @@ class Judge:
                 truncated=reading.truncated,
                 gold_unparseable=gold is not None and not readable[i],
                 graded=gold is not None and readable[i],
-                number=_number(reading, keys[i]),
+                # As written, or what math-verify made of it: sqrt(64) is 8.
+                number=(read_number(reading.answer or "") or read_number(keys[i] or ""))
+                if reading.formatted
+                else None,
             )
             for i, (reading, gold) in enumerate(cases)
         }
-
-
-def _number(reading: Reading, key: str | None) -> Number | None:
-    # As written, or what math-verify made of it: sqrt(64) is 8.
-    if not reading.formatted:
-        return None
-    return read_number(reading.answer or "") or read_number(key or "")
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:

@@ -91,16 +91,13 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
 def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     """A value that starts here and ends before prose, and where it ends."""
     rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
-    stops = [m.start() for m in _STOP.finditer(rest) if _is_closed(rest[: m.start()])]
+    heads = (rest[: m.start()] for m in _STOP.finditer(rest))
+    stops = [len(x) for x in heads if all(x.count(a) <= x.count(b) for a, b in ("{}", "()", "[]"))]
     for stop in (len(rest), *stops[:1]):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
         if answer and (_readable(answer) or (" or " in answer and read_number(answer.split()[0]))):
             return answer, start + stop
     return None, start
-
-
-def _is_closed(text: str) -> bool:
-    return all(text.count(left) <= text.count(right) for left, right in ("{}", "()", "[]"))
 
 
 def _readable(answer: str) -> bool:

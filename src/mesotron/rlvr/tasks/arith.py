@@ -106,20 +106,16 @@ def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation,
         chain: list[tuple[Operation, int]] = []
         for _ in range(level.num_operations):
             operation: Operation = rng.choice(level.operations)  # type: ignore[assignment]
-            n = _operand(rng, operation, value, level)
-            if n is None:
+            low, high = level.change if operation in "+-" else (2, level.factor)
+            choices = [n for n in range(low, high + 1) if operation != "/" or value % n == 0]
+            choices = [n for n in choices if 1 <= APPLY[operation](value, n) <= level.largest]
+            if not choices:
                 break
+            n = rng.choice(choices)
             chain.append((operation, n))
             value = APPLY[operation](value, n)
         if len(chain) == level.num_operations:
             return first, chain
-
-
-def _operand(rng: random.Random, operation: Operation, value: int, level: Level) -> int | None:
-    low, high = level.change if operation in "+-" else (2, level.factor)
-    choices = [n for n in range(low, high + 1) if operation != "/" or value % n == 0]
-    choices = [n for n in choices if 1 <= APPLY[operation](value, n) <= level.largest]
-    return rng.choice(choices) if choices else None
 
 
 def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
