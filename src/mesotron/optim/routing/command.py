@@ -59,7 +59,9 @@ def _state_line(table: RoutingTable) -> str:
 
 
 def load_on_meta(source: str) -> nn.Module:
-    """Build a Transformers model on the meta device from a folder, a config.json or a hub name."""
+    """A Transformers model on the meta device: of a folder, a config.json, a hub name or tiny."""
+    if source == "tiny":
+        source = str(Path(__file__).parents[2] / "rlvr" / "tiny" / "weights")
     if not Path(source).exists():
         go_offline_without_network()
     require("rlvr", ["transformers"], "mesotron route")
