@@ -27,8 +27,7 @@ from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
 from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
 from mesotron.config import SnakeConfig, SweepConfig, TrainConfig, VlaTrainConfig, WatchSettings
-from mesotron.config.base import flags_of, rename_flags
-from mesotron.config.flags import short_flags, suggest_flag
+from mesotron.config.flags import read_setting
 from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
@@ -46,7 +45,10 @@ def run(config: SweepConfig) -> int:
     space = read_space(config.file, config.space)
     name = command_name(space.command)
     require(COMMANDS[name].extra, what=f"mesotron {name}")
-    check_names(space, name)
+    for one in space.dimensions:
+        if one.name != "config":  # which every command has
+            value = one.choices[0] if one.choices else one.low
+            read_setting(COMMANDS[name].config_type, f"{one.name}={value}")
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
@@ -89,18 +91,6 @@ def command_name(arguments: Sequence[str]) -> str:
             return " ".join(arguments[:length])
     known = ", ".join(COMMANDS)
     raise ValueError(f"mesotron {' '.join(arguments[:2])} cannot be swept: choose from {known}")
-
-
-def check_names(space: Space, command: str) -> None:
-    kind = COMMANDS[command].config_type
-    known = {"--config", *flags_of(kind), *short_flags(kind)}
-    for one in space.dimensions:
-        value = one.choices[0] if one.choices else one.low
-        flag, _, _ = rename_flags(kind, [f"--{one.name}={value}"])[0].partition("=")
-        flag = flag.replace("_", "-").replace("--no-", "--", 1)
-        if flag not in known and not ("--trl" in known and flag.startswith("--trl.")):
-            hint = suggest_flag(flag, kind)
-            raise ValueError(f"mesotron {command} has no setting {one.name!r} to search{hint}")
 
 
 def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[str]:
