@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -72,7 +71,7 @@ def check_group(group: dict[str, Any]) -> None:
         if isinstance(value, Tensor):
             if value.ndim:
                 raise ValueError(f"{key} has shape {tuple(value.shape)}, not one number")
-        elif not isinstance(value, Real) or not value >= 0 or (key == "momentum" and value >= 1):
+        elif isinstance(value, str | None) or not value >= 0 or (key == "momentum" and value >= 1):
             bound = "at least 0" + (" and below 1" if key == "momentum" else "")
             raise ValueError(f"{key}={value!r} must be a number, {bound}")
     if not all(0 <= beta < 1 for beta in (*group["betas"], group["beta2"])):

@@ -140,11 +140,8 @@ def fitting_batch(model: Any, length: int) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache = 2 * config.num_hidden_layers * heads * width * weight.element_size() * length
     row = 2 * cache + 6 * 4 * config.vocab_size
-    fits = int(MEMORY_SHARE * free_memory(weight.device) / row)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if weight.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(weight.device)
+    fits = int(MEMORY_SHARE * free / row)
     return max(1, min(fits, MAX_BATCH.get(weight.device.type, 256)))
-
-
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -118,7 +118,8 @@ class Resampler:
             [x for groups in by_process for x in groups[part]]
             for part in (slice(own), slice(own, None))
         ]
-        return split_rows(batch, len(inputs)), spreads
+        parts = (slice(len(inputs)), slice(len(inputs), None))  # both keep the scalars
+        return [{k: x[part] if x.ndim else x for k, x in batch.items()} for part in parts], spreads
 
     def _further(self, number: int, blocks: int) -> list[Row]:
         # This process's rows of `number` further prompts per block.
@@ -179,12 +180,6 @@ def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batc
         width = max(part.shape[1] for part in parts) if first.ndim > 1 else 0
         merged[key] = torch.cat([_pad(part, width, key) for part in parts])[places.to(first.device)]
     return merged
-
-
-def split_rows(batch: Batch, first: int) -> list[Batch]:
-    """Two batches: the first rows and the rest; both keep the scalars."""
-    parts = (slice(first), slice(first, None))
-    return [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
 
 
 def _num_rows(batch: Batch) -> int:

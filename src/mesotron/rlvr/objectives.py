@@ -208,12 +208,6 @@ def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> Obj
     return resolve(given, M)
 
 
-def updates_per_rollout(args: Any) -> int:
-    assert args.steps_per_generation is not None  # TRL fills it in
-    micro_batches = args.steps_per_generation * args.num_iterations
-    return -(-micro_batches // args.gradient_accumulation_steps)
-
-
 def set_loss(args: Any, objective: ObjectiveConfig) -> None:
     defaults = {f.name: None if f.default is MISSING else f.default for f in fields(args)}
     for key, value in loss_arguments(objective).items():

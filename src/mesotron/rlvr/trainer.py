@@ -142,7 +142,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
-        objectives.check_updates(self.objective, objectives.updates_per_rollout(args))
+        assert args.steps_per_generation is not None  # TRL fills it in
+        micro_batches = args.steps_per_generation * args.num_iterations
+        updates = -(-micro_batches // args.gradient_accumulation_steps)
+        objectives.check_updates(self.objective, updates)
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         self.scorer = Scorer(self.objective, judge, ends)
         if self.use_vllm:
