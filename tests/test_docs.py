@@ -163,6 +163,8 @@ def test_links_lead_to_files():
             targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
             local = [target for target in targets if not target.startswith("http")]
             assert [target for target in local if not (page.parent / target).exists()] == [], page
+            if DOCS in page.parents:  # the site has no other files
+                assert all(DOCS in (page.parent / one).resolve().parents for one in local), page
 
 
 def test_commands_extras_and_pinned_torch_match_the_package():

@@ -156,6 +156,7 @@ TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "
         (TRAIN + "{distribution: beta}}", "beta"),
         ("command: [mesotron, train, '${args}'", "bad.yaml"),
         ("metric: reward", "metric"),
+        (TRAIN.replace(" {a:", " {optim.lrr:") + "{values: [1, 2]}}", "optim.lr?"),
     ],
 )
 def test_invalid_files_are_refused(text, match, tmp_path, capsys):

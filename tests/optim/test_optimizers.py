@@ -101,6 +101,7 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
     [
         (lambda: mesotron.pion(net(), cutoff=0.3, promote=1), "cutoff=0.3"),
         (lambda: mesotron.muon(net(), lr=-0.1), "lr=-0.1"),
+        (lambda: mesotron.muon(net(), lr="x"), "lr='x'"),
         (lambda: Muon([]), "empty"),
         (lambda: Muon(["weight"]), "'weight'"),
         (lambda: Muon([param(4, 4)], lr=float("nan")), "lr=nan"),

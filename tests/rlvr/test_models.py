@@ -14,7 +14,7 @@ from benchmarks.tiny_model import build_tokenizer
 from mesotron.config import ModelConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
-from mesotron.rlvr.models import TINY_WEIGHTS, load_model, locate
+from mesotron.rlvr.models import TINY_WEIGHTS, check_cached, load_model, locate
 from mesotron.rlvr.tasks import arith
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
@@ -84,6 +84,16 @@ def test_pickles_and_missing_weights_are_refused(copied):
         (copied / name).unlink()
     (copied / "checkpoints").mkdir()
     assert "is a run" in refusal(copied)
+
+
+def test_offline_a_hub_name_must_have_been_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="no/such"):
+        check_cached("no/such")
+    (tmp_path / "models--no--such").mkdir()
+    for name in ("no/such", "tiny", str(tmp_path)):
+        check_cached(name)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"model_type": "no_such_family"}'])

@@ -254,6 +254,7 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     shown = capsys.readouterr().out.splitlines()
     assert "gold = none" in shown[0]
     assert shown[-1].startswith("model: runs/mine-")
+    assert [x for x in shown if "mesotron eval" in x and x.endswith("--reward mine.py:Scaled")]
     run = RunFolder(Path("runs/last"))
     assert (run.result["measure"], run.result["problems"]) == ("reward", 2)
     assert "lenient" not in run.result
@@ -272,6 +273,17 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     error = capsys.readouterr().err
     assert ("--trust" in error, "--reward" in error) == (True, True)
     assert cli.main(["train", "--resume", "runs/last", "--reward", "mine.py:Scaled"]) == 0
+
+
+def test_a_reward_that_scores_nothing_stops_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.jsonl", [{"prompt": f"{k} + 1"} for k in range(10)])
+    Path("mine.py").write_text("def none(completions):\n    return [None] * len(completions)\n")
+    sizes = "--steps 9 --batch 2 --group 2 --max-tokens 4 --device cpu"
+    words = f"train --model tiny --data mine.jsonl --reward mine.py:none {sizes}"
+    assert cli.main(words.split()) == 2
+    assert "mine.py:none" in capsys.readouterr().err
+    assert len(RunFolder(Path("runs/last")).rows("metrics")) < 3
 
 
 FILES = {

@@ -30,7 +30,7 @@ from mesotron.config import (
     base,
 )
 from mesotron.config.base import from_plain, suggest, to_plain
-from mesotron.config.flags import expand_setting
+from mesotron.config.flags import read_setting
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.rlvr.rewards import is_own
 from mesotron.runs import RunFolder
@@ -404,21 +404,14 @@ def change(config: Config, changes: Iterable[str]) -> Config:
     (1, 2)
     """
     flags = base.flags_of(type(config))
-    known = {flag[2:].replace("-", "_"): kind for flag, (_, kind) in flags.items()}
     with base.unchecked():  # several changes may only be valid together
         for item in changes:
-            name, equals, text = item.partition("=")
-            if not equals:
-                raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
-            name = expand_setting(type(config), name.strip())
-            name, text = base.rename_setting(type(config), name, text)
-            name = name.replace("-", "_")
-            if name.startswith("trl.") and "trl" in known:
+            name, text = read_setting(type(config), item)
+            if name.startswith("trl."):
                 config = replace(config, trl=(*config.trl, f"{name[4:]}={text}"))  # pyright: ignore
                 continue
-            if name not in known:
-                raise ValueError(f"{item!r}: there is no setting {name!r}{suggest(name, known)}")
-            config = _replace_at(config, name.split("."), _read(known[name], text, item))
+            _, kind = flags[f"--{name.replace('_', '-')}"]
+            config = _replace_at(config, name.split("."), _read(kind, text, item))
     return base.validate(config)
 
 

@@ -68,7 +68,8 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
 
     S, P = D.shape
     mean = float(D.mean())
-    by_seed, by_problem, both = map(_variance_of_mean, (D.mean(1), D.mean(0), D.ravel()))
+    rows = (D.mean(1), D.mean(0), D.ravel())
+    by_seed, by_problem, both = (float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0 for x in rows)
     by_seed_freedom = S - 1.0
     if S == 1:
         both = 0.0  # the same as by_problem
@@ -86,10 +87,6 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
     p = 2 * float(student.sf(abs(mean) / error, freedom))
     return Difference(mean, mean - half, mean + half, p)
-
-
-def _variance_of_mean(x: np.ndarray) -> float:
-    return float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

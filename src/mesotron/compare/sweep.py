@@ -26,7 +26,8 @@ from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
 from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
-from mesotron.config import SweepConfig, WatchSettings
+from mesotron.config import SnakeConfig, SweepConfig, TrainConfig, VlaTrainConfig, WatchSettings
+from mesotron.config.flags import read_setting
 from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
@@ -44,6 +45,10 @@ def run(config: SweepConfig) -> int:
     space = read_space(config.file, config.space)
     name = command_name(space.command)
     require(COMMANDS[name].extra, what=f"mesotron {name}")
+    for one in space.dimensions:
+        if one.name != "config":  # which every command has
+            value = one.choices[0] if one.choices else one.low
+            read_setting(COMMANDS[name].config_type, f"{one.name}={value}")
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
@@ -55,6 +60,7 @@ def run(config: SweepConfig) -> int:
 
 @dataclass(frozen=True)
 class Command:
+    config_type: type
     place: tuple[str, ...]  # flags for the run folder; {parent} and {name} stand for its parts
     score: tuple[str, ...]  # path of the score in result.json
     extra: str  # whose packages it needs
@@ -63,13 +69,18 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)  # environment variables if it has one thread
 
 
+OUT = ("--out={parent}/{name}",)
 COMMANDS = {
-    "train": Command(("--out={parent}/{name}",), ("after", "value"), "rlvr", "--threads"),
+    "train": Command(TrainConfig, OUT, ("after", "value"), "rlvr", "--threads"),
     "vla train": Command(
-        ("--out={parent}/{name}",), ("success",), "vla", "--threads", defaults=("--workers=1",)
+        VlaTrainConfig, OUT, ("success",), "vla", "--threads", defaults=("--workers=1",)
     ),
     "ppo snake": Command(
-        ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), "ppo", env=XLA_ONE_THREAD
+        SnakeConfig,
+        ("--save-dir={parent}", "--run-name={name}"),
+        ("greedy_fruit",),
+        "ppo",
+        env=XLA_ONE_THREAD,
     ),
 }
 

@@ -242,23 +242,19 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
     if "trust" in shared:
         shared["trust"] = False  # of one call, not of the tournament
     plan |= {"base_rate": kind.base_rate, "config": shared}
+    counts = {"searched": count(config.search_seeds, "seed"),
+              "ranked": count(config.seeds, "other seed")}  # fmt: skip
     return Tournament(
         recipe=kind.recipe,
         kind=kind.name,
         measure=kind.measure,
         before=kind.before,
-        rule=_rule(config, kind),
+        rule=[sentence.format(config=config, kind=kind, **counts) for sentence in kinds.RULE],
         contenders=list(contenders),
         plan=plan,
         threshold=records.Threshold(metric=kind.curve),
         environment=describe_environment("see the cells", config.seed),
     )
-
-
-def _rule(config: CompareConfig, kind: Kind) -> list[str]:
-    counts = {"searched": count(config.search_seeds, "seed"),
-              "ranked": count(config.seeds, "other seed")}  # fmt: skip
-    return [sentence.format(config=config, kind=kind, **counts) for sentence in kinds.RULE]
 
 
 def _too_few_problems(kind: Kind, num_problems: int) -> str:

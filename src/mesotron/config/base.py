@@ -227,14 +227,6 @@ def rename_flags(config_type: type, args: list[str]) -> list[str]:
     return kept + [new if on else new.replace("--", "--no-", 1) for new, on in switches.items()]
 
 
-def rename_setting(config_type: type, name: str, text: str) -> tuple[str, str]:
-    """Rename an old NAME=VALUE setting, such as rollout.engine=graph."""
-    (flag,) = rename_flags(config_type, [f"--{name}={text}"])
-    if "=" in flag:
-        return name, text
-    return flag.removeprefix("--").removeprefix("no-"), str(not flag.startswith("--no-")).lower()
-
-
 def _old_flags(config_type: type, prefix: str = "--") -> dict[str, Alias]:
     flags: dict[str, Alias] = {}
     for old, (new, convert) in ALIASES.get(config_type.__name__, {}).items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mesotron.config.base import flags_of, suggest
+from mesotron.config.base import flags_of, rename_flags, suggest
 
 
 class Short(NamedTuple):
@@ -95,6 +95,22 @@ def expand_setting(config_type: Any, name: str) -> str:
     """The setting that a name such as lr or batch stands for; other names as they are."""
     flag = short_flags(config_type).get(f"--{name.replace('_', '-')}")
     return name if flag is None else flag.removeprefix("--").replace("-", "_")
+
+
+def read_setting(config_type: Any, item: str) -> tuple[str, str]:
+    """The full name, and the text, of a setting NAME=VALUE; ValueError if there is none."""
+    name, equals, text = item.partition("=")
+    if not equals:
+        raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
+    name = expand_setting(config_type, name.strip())
+    (flag,) = rename_flags(config_type, [f"--{name}={text}"])
+    flag, equals, text = flag.partition("=")
+    if not equals:  # an old name of a switch
+        flag, text = flag.replace("--no-", "--", 1), str(not flag.startswith("--no-")).lower()
+    flag, known = flag.replace("_", "-"), flags_of(config_type)
+    if flag not in known and not ("--trl" in known and flag.startswith("--trl.")):
+        raise ValueError(f"{item!r}: there is no such setting{suggest_flag(flag, config_type)}")
+    return flag[2:].replace("-", "_"), text
 
 
 def expand_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -352,7 +352,7 @@ class RouteConfig(Config):
     """Show which rule each parameter of a model gets, without loading weights."""
 
     model: str = setting(positional=True)
-    """A model folder, a config.json, or a name on the hub."""
+    """tiny, a model folder, a config.json, or a name on the hub."""
     optim: OptimizerName = "muon"
     """The optimizer that routes."""
     per_head: bool = False

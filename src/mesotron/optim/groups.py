@@ -71,9 +71,9 @@ def check_group(group: dict[str, Any]) -> None:
         if isinstance(value, Tensor):
             if value.ndim:
                 raise ValueError(f"{key} has shape {tuple(value.shape)}, not one number")
-        elif not value >= 0 or (key == "momentum" and value >= 1):
+        elif isinstance(value, str | None) or not value >= 0 or (key == "momentum" and value >= 1):
             bound = "at least 0" + (" and below 1" if key == "momentum" else "")
-            raise ValueError(f"{key}={value!r} must be {bound}")
+            raise ValueError(f"{key}={value!r} must be a number, {bound}")
     if not all(0 <= beta < 1 for beta in (*group["betas"], group["beta2"])):
         text = f"betas={group['betas']!r} and beta2={group['beta2']!r}"
         raise ValueError(f"{text} must each be at least 0 and below 1")

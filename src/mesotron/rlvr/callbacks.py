@@ -261,7 +261,12 @@ def measure_snr(trainer: Any) -> dict[str, float]:
     metrics, generators = trainer._metrics["train"], random_state()
     logged = {name: list(values) for name, values in metrics.items()}
     for part in parts:
-        gradients = gradient_of(trainer, part, params)
+        kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
+        with trainer.compute_loss_context_manager():
+            loss = trainer._compute_loss(trainer.model, part)
+        vars(trainer).update(kept)
+        made = torch.autograd.grad(loss, params, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(params, made)]
         squares.append(squared_norm(gradients))
         for sum_of, gradient in zip(total, gradients, strict=True):
             sum_of += gradient
@@ -281,12 +286,3 @@ def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
     rows = len(used[0]["completion_ids"])
     count = next((k for k in range(min(SNR_PARTS, rows), 1, -1) if rows % k == 0), 1)
     yield from split_tensor_dict(used[0], count)
-
-
-def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
-    with trainer.compute_loss_context_manager():
-        loss = trainer._compute_loss(trainer.model, part)
-    vars(trainer).update(kept)
-    gradients = torch.autograd.grad(loss, params, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]

@@ -39,6 +39,10 @@ GGUF_LAYOUT = 1
 # (benchmarks/stack).
 FAST_BELOW = (1_000_000_000, 2_000_000_000)
 FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
+UNREADABLE = (
+    "is not a local folder and cannot be read from the hub (offline, no such model, or no "
+    "permission): pass a folder, or use --model.name tiny or smollm2"
+)
 Run = TypeVar("Run", TrainConfig, SftConfig)
 
 
@@ -88,10 +92,7 @@ def _read(place: str, dtype: torch.dtype, name: str, options: dict[str, Any]) ->
             )
     except Exception as error:  # an untrusted folder can break the libraries anywhere
         if isinstance(error, OSError) and not Path(place).is_dir():
-            raise ValueError(
-                f"{name} is not a local folder and cannot be read from the hub (offline, no such "
-                "model, or no permission): pass a folder, or use --model.name tiny or smollm2"
-            ) from error
+            raise ValueError(f"{name} {UNREADABLE}") from error
         raise ValueError(f"{name}: Transformers cannot load this model: {_first(error)}") from error
     return model, tokenizer
 
@@ -220,6 +221,16 @@ def check_name(name: str) -> None:
             f"no such model {name!r}: use tiny, smollm2, an existing folder or .gguf file, or a "
             "hub name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
+
+
+def check_cached(name: str) -> None:
+    """Offline, refuse a hub name that was never downloaded, before the slow imports."""
+    from huggingface_hub import constants
+
+    cached = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    is_local = name in SHIPPED or Path(name).expanduser().exists()
+    if constants.HF_HUB_OFFLINE and not is_local and not cached.is_dir():
+        raise ValueError(f"{name} {UNREADABLE}")
 
 
 def _check_folder(folder: Path) -> None:

@@ -36,6 +36,7 @@ from mesotron.runs.trust import import_named
 log = logging.getLogger("mesotron")
 Scores = list[float | None]
 HUGE = 1e30
+MAX_UNSCORED = 3  # calls at the start without one reward, after which a run stops
 OwnReward = Callable[..., Any]
 # Own rewards that read completions as TRL's chat messages, [{"role": ..., "content": ...}].
 _takes_messages: set[str] = set()
@@ -144,6 +145,7 @@ class Reward:
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
         self._own = {name: import_reward(name) for name in config.parts if name not in PARTS}
         self.latest: dict[str, Scores] = {}  # of the last call, by part
+        self.unscored = 0.0  # calls up to now if none gave a reward
 
     def __call__(
         self,
@@ -186,12 +188,14 @@ class Reward:
             # Sums stay finite; the trainer narrows further, and warns.
             values = [max(-HUGE, min(HUGE, w * score)) for w, score in scores if score is not None]
             totals.append(math.fsum(values) if len(values) == len(scores) else None)
-        if totals and all(total is None for total in totals):
+        if any(total is not None for total in totals):
+            self.unscored = -math.inf
+        elif totals:
+            self.unscored += 1
             without = ", ".join(name for name, scores in parts.items() if None in scores)
-            log.warning(
-                "none of %d completions has a reward (%s gave no verdict), so nothing is learned "
-                "from them: check that the gold answers can be parsed", len(totals), without,
-            )  # fmt: skip
+            fix = "" if ":" in without else ": check that the gold answers can be parsed"
+            message = "none of %d completions has a reward: %s gave no verdict%s"
+            log.warning(message, len(totals), without, fix)
         return totals
 
 
@@ -216,6 +220,12 @@ def as_reward_function(reward: Reward) -> Callable[..., Scores]:
         golds, truncated, rows, facts = (columns[x] for x in ("gold", "truncated", "row", "facts"))
         texts = completion_texts(completions)
         totals = reward(texts, completion_ids, golds, truncated, rows, facts)
+        own = [name for name in reward._own if set(reward.latest[name]) == {None}]
+        if own and reward.unscored >= MAX_UNSCORED:
+            raise ValueError(
+                f"the reward {', '.join(own)} returned None for every completion so far: return "
+                "numbers, and None only to skip a completion"
+            )
         for name, value in part_metrics(reward, totals).items() if "log_metric" in columns else ():
             columns["log_metric"](name, value)
         return totals

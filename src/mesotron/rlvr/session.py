@@ -57,7 +57,7 @@ from mesotron.runs.checkpoints import prune
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.resume import Plan
-from mesotron.runs.trust import code_settings
+from mesotron.runs.trust import code_names, code_settings
 from mesotron.watch.budget import limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
@@ -221,7 +221,9 @@ def train_in(
         run.finish({"steps": config.steps, **result}, report)
         with warn_of_failure("the table of results", run.path):
             show(before, after, result, console)
-    print_line(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
+    own = tuple(map(quote, config.reward.parts)) if code_names(config.reward) else ()
+    more = f"mesotron eval {run.path} {spell('reward', own) if own else ''}".strip()
+    print_line(console, f"report: {run.path / 'report.md'}; more: {more}")
     return 0
 
 
@@ -237,7 +239,7 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     with models.as_loaded(model):
         config = parts.config
-        own = parts.reward if any(":" in part for part in config.reward.parts) else None
+        own = parts.reward if code_names(config.reward) else None
         result = measure(
             model, parts.tokenizer, parts.task, config, parts.judge, name, own, parts.toolbox
         )

@@ -18,7 +18,7 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.rlvr.estimate import GIB, QUANTIZED_BYTES, find_shape
-from mesotron.rlvr.models import SHIPPED, check_name
+from mesotron.rlvr.models import SHIPPED, check_cached, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import PARTS, check_reward, is_own, needs_gold, try_reward
 from mesotron.rlvr.spending import Account
@@ -51,6 +51,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     with Account(plan, began) as account:
         set_library_variables(plan.config.task, plan.config.model.name)
         go_offline_without_network()
+        check_cached(plan.config.model.name)
         if is_main():
             print(f"{plan.path}: loading PyTorch, Transformers and TRL", flush=True)
         # Only now: Hugging Face libraries read the variables at import.

@@ -110,12 +110,8 @@ class StopRequest:
 @contextmanager
 def explain_interrupt(how_to_continue: str) -> Iterator[None]:
     """Add how to continue to a Ctrl-C or SIGTERM that stops at once, such as in an evaluation."""
-
-    def stop_at_once(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     catches = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop_at_once) if catches else None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if catches else None
     try:
         yield
     except KeyboardInterrupt as stop:

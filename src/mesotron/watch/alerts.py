@@ -157,9 +157,16 @@ class Channel:
             headers = {"Title": title, "Tags": "rotating_light", "Priority": priority}
             self._post(payload["text"].encode(), headers)
         else:
-            body = {"webhook": payload, "slack": _slack(payload), "discord": _discord(payload)}
-            data = json.dumps(body[self.kind]).encode()
-            self._post(data, {"Content-Type": "application/json"})
+            body = payload
+            if self.kind == "slack":
+                title, text = (html.escape(payload[k], quote=False) for k in ("title", "text"))
+                shown = {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}
+                body = {"text": title[:300], "blocks": [{"type": "section", "text": shown}]}
+            elif self.kind == "discord":
+                embed = {"title": payload["title"][:250], "description": payload["text"][:4000],
+                         "color": COLORS[payload["severity"]]}  # fmt: skip
+                body = {"embeds": [embed], "allowed_mentions": {"parse": []}}
+            self._post(json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def report(self, error: Exception) -> None:
         """Log the first failure; its text may contain the address, so it is left out."""
@@ -185,15 +192,3 @@ class Channel:
             module.alert(title, text, level=module.AlertLevel(level.lower()))
         else:
             module.run.alert(title, text, level=level)
-
-
-def _slack(payload: dict[str, Any]) -> dict[str, Any]:
-    title, text = (html.escape(payload[key], quote=False) for key in ("title", "text"))
-    block = {"type": "section", "text": {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}}
-    return {"text": title[:300], "blocks": [block]}
-
-
-def _discord(payload: dict[str, Any]) -> dict[str, Any]:
-    embed = {"title": payload["title"][:250], "description": payload["text"][:4000],
-             "color": COLORS[payload["severity"]]}  # fmt: skip
-    return {"embeds": [embed], "allowed_mentions": {"parse": []}}

@@ -47,6 +47,10 @@ def test_config_file_overrides_and_lora(folder, capsys):
     assert rule[stem + "mlp.up_proj.lora_A.default.weight"] == "adamw"
 
 
+def test_the_shipped_model_is_known_by_name():
+    assert load_on_meta("tiny").config.hidden_size == 128
+
+
 def test_unnamed_architecture_falls_back_to_the_language_model_without_weights(folder):
     fields = {**TINY, "architectures": ["os", "torch", "AutoConfig"]}
     (folder / "config.json").write_text(json.dumps(fields))

@@ -22,9 +22,13 @@ _STATE_BYTES = {"muon": 4, "pion": 4, "normuon": 4, "sgd": 4, "adamw": 8}
 
 
 def run(config: RouteConfig) -> int:
-    model = load_on_meta(config.model)
+    model: Any = load_on_meta(config.model)
     if config.lora is not None:
-        model = _add_lora(model, config.lora)
+        require("rlvr", ["peft"], "--lora")
+        from peft import LoraConfig, get_peft_model
+
+        lora = LoraConfig(r=config.lora, target_modules="all-linear")
+        model = get_peft_model(model, lora, low_cpu_mem_usage=True)
     matrix, aux = ("muon", "sgd") if config.optim == "muon_sgd" else (config.optim, "adamw")
     overrides = _parse_overrides(config.override)
     table = route(model, matrix=matrix, aux=aux, per_head=config.per_head, overrides=overrides)
@@ -59,7 +63,9 @@ def _state_line(table: RoutingTable) -> str:
 
 
 def load_on_meta(source: str) -> nn.Module:
-    """Build a Transformers model on the meta device from a folder, a config.json or a hub name."""
+    """A Transformers model on the meta device: of a folder, a config.json, a hub name or tiny."""
+    if source == "tiny":
+        source = str(Path(__file__).parents[2] / "rlvr" / "tiny" / "weights")
     if not Path(source).exists():
         go_offline_without_network()
     require("rlvr", ["transformers"], "mesotron route")
@@ -123,11 +129,3 @@ def _model_class(config: Any) -> type[nn.Module]:
         f"{config.architectures}); it may need remote code, which mesotron does not run: build the "
         "model yourself and call mesotron.route(model)"
     )
-
-
-def _add_lora(model: nn.Module, rank: int) -> nn.Module:
-    require("rlvr", ["peft"], "--lora")
-    from peft import LoraConfig, get_peft_model
-
-    lora = LoraConfig(r=rank, target_modules="all-linear")
-    return get_peft_model(model, lora, low_cpu_mem_usage=True)  # type: ignore[arg-type]
