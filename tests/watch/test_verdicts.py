@@ -132,6 +132,13 @@ def test_verdicts(name):
     assert len(found.explanation()) <= 3
 
 
+def test_equal_rewards_are_not_called_correct():
+    rows = trl(lambda k: min(0.2 + k / 100, 0.4), noise=0, frac_reward_zero_std=0.95)
+    (event,) = diagnosis_of(rows).events
+    assert event.detector == "reward_saturation"
+    assert "correct" not in event.diagnosis
+
+
 @pytest.mark.parametrize(("turn", "over"), [(60, 3), (60, 30), (100, 60)])
 @pytest.mark.parametrize("column", [{}, {"grad_norm": lambda k: 0.2 if k < 90 else 40.0}])
 def test_the_onset_is_when_the_damage_began(turn, over, column):
