@@ -117,6 +117,8 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
                                  "reward_starvation", set()),
     "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
     "too short": (trl(rise, steps=4), "unknown", None, set()),
+    "never correct, shorter": (trl(rise, facts__correct=0.0, completions__mean_length=lambda k:
+                                   100 - 70 * min(k / 40, 1)), "healthy", None, {"warn"}),
     "without an end": (trl(rise, completions__clipped_ratio=lambda k: min(k / 60, 1.0)),
                        "drifting", "length_explosion", {"stop"}),
 }  # fmt: skip
