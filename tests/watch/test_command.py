@@ -50,6 +50,15 @@ def test_input_that_cannot_be_used(tmp_path, capsys, rename, match):
     assert error.count("\n") == 1
 
 
+def test_text_in_place_of_numbers_is_not_a_matter_of_names(tmp_path, capsys):
+    log = tmp_path / "a.csv"
+    log.write_text("step,reward\n1,high\n2,low\n")
+    assert cli.main(["watch", str(log)]) == 2
+    error = capsys.readouterr().err
+    assert "number" in error
+    assert "--rename" not in error
+
+
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
     rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
     log = write(tmp_path / "a.jsonl", rows)

@@ -182,10 +182,12 @@ class Watcher:
         names.check()
         unknown = sorted(names.seen - {"step"})
         if not any(canonical(row) for row in m.rows):
-            some = ", ".join(suggest_names(unknown) or unknown[:12]) or "no numbers"
+            if not unknown:
+                raise ValueError(f"{log.path} has steps but no other numbers: check its values")
+            close = suggest_names(unknown)
             raise ValueError(
-                f"{log.path} has no known metric (it has {some}): map them with --rename, as in "
-                f"--rename reward={(suggest_names(unknown) or ['my_score'])[0]}"
+                f"{log.path} has no known metric (it has {', '.join(close or unknown[:12])}): map "
+                f"them with --rename, as in --rename reward={(close or ['my_score'])[0]}"
             )
         notes = list(log.notes)
         if names.reward_from:

@@ -55,6 +55,8 @@ NAMED = re.compile(
     re.IGNORECASE,
 )
 JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.IGNORECASE)
+# A decimal comma, where cells are not separated by commas.
+COMMA = re.compile(r"^(\s{0,9}[-+]?\d{1,24}),(\d{1,24}(?:e[-+]?\d{1,3})?\s{0,9}%?\s{0,9})$", re.I)
 
 
 class Parser(ABC):
@@ -307,6 +309,8 @@ class Csv(LineParser):
             return []
         if len(cells) > len(self.header):
             raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
+        if self._delimiter != ",":
+            cells = [COMMA.sub(r"\1.\2", cell) for cell in cells]
         values = {name: cell for name, cell in zip(self.header, cells) if name}
         if self._run and not self._is_part(values.pop(self._run, "")):
             return []
@@ -406,9 +410,8 @@ def parse_named(text: str) -> Row:
 
 
 def _numbers(found: Iterable[tuple[str | Any, ...]]) -> Row:
-    values = ((name.strip(), to_number(number), percent) for name, number, percent in found)
-    return {name: value / 100 if percent else value
-            for name, value, percent in values if value is not None}  # fmt: skip
+    values = ((name.strip(), to_number(number + percent)) for name, number, percent in found)
+    return {name: value for name, value in values if value is not None}
 
 
 class EventFile(Parser):
@@ -535,8 +538,11 @@ _STEP_RANKS = {plain_name(name): rank for rank, name in reversed([*enumerate(STE
 def to_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+    if isinstance(value, str) and (len(value) > 63 or value.rstrip().endswith("%")):
+        share = to_number(value.rstrip()[:-1]) if len(value) < 64 else None
+        return None if share is None else share / 100
     try:
-        return float(value) if not isinstance(value, str) or len(value) < 64 else None
+        return float(value)
     except ValueError:
         return None
     except OverflowError:  # an integer beyond the floats
