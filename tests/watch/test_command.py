@@ -112,6 +112,21 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     assert list(record["unread"]) == [str(tmp_path / "d.jsonl")]
 
 
+def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):
+    write(tmp_path / "a.jsonl", healthy(0, steps=30))
+    write(tmp_path / "samples.jsonl", [{"step": 1, "reward": 1.0}])
+    (tmp_path / "b.csv").write_text("step,reward\n1,0.5\n")
+    assert cli.main(["watch", str(tmp_path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["rows"] == 30
+    assert "--kind csv" in record["notes"][-1]
+    write(tmp_path / "c.jsonl", healthy(1, steps=30))
+    assert run(WatchConfig(path=tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "--kind csv" in out
+    assert "samples" not in out
+
+
 def test_following_prints_events_until_interrupted(tmp_path):
     rows = FAILURES["reward_collapse"](0)
     log = write(tmp_path / "metrics.jsonl", rows[:TURN])

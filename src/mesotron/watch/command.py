@@ -40,7 +40,8 @@ def run(config: WatchConfig) -> int:
         return 0
     quiet = config.json and not config.follow
     console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
-    runs = [config.path] if config.follow else find_runs(config.path, config.kind)
+    notes: list[str] = []
+    runs = [config.path] if config.follow else find_runs(config.path, config.kind, notes)
     path = config.path.resolve()
     link = config.link or str(path / "report.html")
     alerts = Alerts(config.alerts, run=path.name, link=link, price=config.price)
@@ -52,6 +53,9 @@ def run(config: WatchConfig) -> int:
             record = results[0].record()
     finally:
         alerts.close()
+    for note in notes:
+        console.print(f"note: {note}")
+    record["notes"] = [*record.get("notes", ()), *notes]
     if config.out:
         config.out.write_text(to_json(record), encoding="utf-8")
     if config.json:
