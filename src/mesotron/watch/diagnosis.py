@@ -24,7 +24,9 @@ MOST_MISSING = 3
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
-# The metrics to quote and their reference; all but the first two only if they moved.
+# The metrics to quote and their reference; all but the first two only if they moved, and in a
+# healthy run only the share of completions that were cut, if it ends above this.
+CUT = 0.5
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"), ("heldout", "best"), ("zero_signal", "start"), ("formatted", "best"),
     ("top_share", "start"), ("length", "start"), ("truncated", "start"), ("entropy", "start"),
@@ -271,6 +273,7 @@ def _quoted_numbers(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
         if healthy or (since == "best" and window.now >= before):
             since, before = "start", window.reference("start") or 0.0
         moved = abs(window.now - before) > MOVED * max(abs(before), abs(window.now))
-        if place < 2 or (moved and not healthy):
+        hint = name == "truncated" and window.now >= CUT
+        if place < 2 or (moved and (hint or not healthy)):
             out.append(Evidence(metric=name, since=since, before=before, now=window.now))
     return tuple(out)
