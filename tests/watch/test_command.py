@@ -152,6 +152,27 @@ def test_following_prints_events_until_interrupted(tmp_path):
     assert "cause: reward collapse" in rest
 
 
+def test_following_survives_a_broken_line_and_a_removed_file(tmp_path, capsys, monkeypatch):
+    lines = [json.dumps(row) + "\n" for row in FAILURES["reward_collapse"](0)]
+    log, now = tmp_path / "a.jsonl", [0.0]
+    log.write_text("".join(lines[:TURN]))
+    # Resumed from a checkpoint and killed inside a line, removed, restored with what followed.
+    broken = "".join([*lines[:TURN], *lines[TURN - 9 : TURN], '{"step": 3, "rew\n'])
+    texts = [broken, None, None, broken + "".join(lines[TURN:])]
+
+    def sleep(seconds):
+        now[0] += seconds
+        text = texts.pop(0) if texts else None
+        log.unlink(missing_ok=True) if text is None else log.write_text(text)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert run(WatchConfig(path=log, follow=True, every=1.0, idle=9.0)) == 0
+    out = capsys.readouterr().out
+    assert out.count("still following") == 2  # each problem once
+    assert "cause: reward collapse" in out
+
+
 def test_following_ends_when_nothing_comes(tmp_path, capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -187,7 +187,7 @@ class Watcher:
         unknown = sorted(names.seen - {"step"})
         if not any(canonical(row) for row in m.rows):
             if not unknown:
-                raise ValueError(f"{log.path} has steps but no other numbers: check its values")
+                raise ValueError(f"{log.path} has no numbers other than steps: check its values")
             close = suggest_names(unknown)
             raise ValueError(
                 f"{log.path} has no known metric (it has {', '.join(close or unknown[:12])}): map "
@@ -206,7 +206,8 @@ class Watcher:
 def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
     """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
     stream = Stream(config.path, config.kind)
-    last_row, reported = time.monotonic(), -math.inf  # the last step whose events were printed
+    last_row, problem = time.monotonic(), ""
+    reported = -math.inf  # the last step whose events were printed
 
     def new_events(count: int) -> list[Event]:
         nonlocal reported
@@ -221,10 +222,17 @@ def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Aler
 
     try:
         while config.idle is None or time.monotonic() - last_row < config.idle:
-            count = stream.poll()
+            try:
+                count = stream.poll()
+            except (ValueError, OSError) as error:  # it was removed, or has a broken line
+                if not stream.log.rows:
+                    raise
+                if str(error) != problem:
+                    console.print(f"still following: {error}")
+                count, problem = None, str(error)
             if count:
                 last_row = time.monotonic()
-            for event in new_events(count):
+            for event in [] if count is None else new_events(count):
                 console.print(Text(event.sentence(), STYLES[event.severity]))
                 alerts.send(event)
             time.sleep(config.every)

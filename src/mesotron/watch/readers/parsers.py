@@ -437,7 +437,7 @@ class EventFile(Parser):
             self._row |= scalars
 
     def finish(self) -> list[Row]:
-        if self.offset < self.path.stat().st_size:
+        if self.path.exists() and self.offset < self.path.stat().st_size:
             self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
         return self._take()
 

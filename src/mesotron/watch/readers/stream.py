@@ -62,7 +62,7 @@ class Stream:
     def poll(self) -> int:
         """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
         *earlier, last = self._open()
-        before = self._table.start()
+        before = self._table.num_ready
         for parser in earlier:  # complete, since a later file exists
             self._table.add(parser.read())
             self._table.add(parser.finish())
@@ -74,7 +74,7 @@ class Stream:
 
     def finish(self) -> int:
         """Read an incomplete end, when nothing more will follow."""
-        before = self._table.start()
+        before = self._table.num_ready
         if self._unread:
             raise self._unread
         for parser in self._parsers.values():
@@ -86,7 +86,7 @@ class Stream:
         return self._count(before)
 
     def _count(self, before: int) -> int:
-        self.resumed = self._table.changed
+        self.resumed, self._table.changed = self._table.changed, False
         return self._table.num_ready - (0 if self.resumed else before)
 
     def _open(self) -> list[Parser]:
@@ -140,10 +140,6 @@ class Table:
         self._lag = -1.0  # steps by which a row may be late; those rows are not ready yet
         self._num_counted, self._counted_names = 0, set[str]()
         self._bin, self._open, self._num_cells = 1, list[Row](), 0  # rows to average
-
-    def start(self) -> int:
-        self.changed = False
-        return self.num_ready
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
