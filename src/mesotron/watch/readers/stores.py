@@ -51,11 +51,6 @@ class Wandb(Parser):
                 except (ValueError, IndexError):
                     self.notes = [f"{self.path.name} has damaged records before {self.offset}"]
 
-    def finish(self) -> list[Row]:
-        if self.offset < self.path.stat().st_size:
-            self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
-        return []
-
     def _records(self, file: IO[bytes]) -> Iterator[bytes]:
         """Complete records from the offset on: one full chunk, or a first to a last one."""
         pieces = bytearray()
