@@ -206,8 +206,7 @@ class Watcher:
 def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
     """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
     stream = Stream(config.path, config.kind)
-    last_row, problem = time.monotonic(), ""
-    reported = -math.inf  # the last step whose events were printed
+    last_row, reported, problem = time.monotonic(), -math.inf, ""  # step, text: last printed
 
     def new_events(count: int) -> list[Event]:
         nonlocal reported

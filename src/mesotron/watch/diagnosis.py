@@ -24,9 +24,7 @@ MOST_MISSING = 3
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
-# The metrics to quote and their reference; all but the first two only if they moved, and in a
-# healthy run only the share of completions that were cut, if it ends above this.
-CUT = 0.5
+# The metrics to quote and their reference; all but the first two only if they moved.
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"), ("heldout", "best"), ("zero_signal", "start"), ("formatted", "best"),
     ("top_share", "start"), ("length", "start"), ("truncated", "start"), ("entropy", "start"),
@@ -273,7 +271,7 @@ def _quoted_numbers(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
         if healthy or (since == "best" and window.now >= before):
             since, before = "start", window.reference("start") or 0.0
         moved = abs(window.now - before) > MOVED * max(abs(before), abs(window.now))
-        hint = name == "truncated" and window.now >= CUT
+        hint = name == "truncated" and window.now >= 0.5  # worth a look in a healthy run, too
         if place < 2 or (moved and (hint or not healthy)):
             out.append(Evidence(metric=name, since=since, before=before, now=window.now))
     return tuple(out)

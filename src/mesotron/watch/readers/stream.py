@@ -30,7 +30,6 @@ class Log:
     rows: list[Row]  # each with its step; steps never go back
     notes: list[str] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
-    part: str | None = None  # the run, in a file with several
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
@@ -48,7 +47,7 @@ class Stream:
 
     def __init__(self, path: Path, kind: LogKind = "auto") -> None:
         source = locate(path, kind)
-        self.log = Log(path, source.kind, [], part=source.part)
+        self.log = Log(path, source.kind, [])
         self.resumed = False  # whether the last poll replaced earlier rows
         self._parsers: dict[Path, Parser] = {}
         self._table = Table(self.log)
