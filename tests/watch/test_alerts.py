@@ -126,7 +126,7 @@ def test_failures_are_logged_once_without_the_address(server, monkeypatch, caplo
     assert "secret" not in caplog.text
 
 
-def test_sending_does_not_wait(monkeypatch):
+def test_sending_does_not_wait(caplog):
     gate = threading.Event()
 
     class Blocked(Alerts):
@@ -139,6 +139,7 @@ def test_sending_does_not_wait(monkeypatch):
     assert alerts._thread is not None
     assert alerts._thread.daemon
     alerts.close(0)
+    assert "not sent" in caplog.text
     gate.set()
 
 

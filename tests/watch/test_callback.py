@@ -246,7 +246,7 @@ def test_without_a_checkpoint_to_go_back_to_the_run_stops(tmp_path, alarm, setti
     assert trainer.state.global_step == 3
 
 
-def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch, caplog):
     trainer = plain_trainer(tmp_path, max_steps=6, save_steps=1)
     watch = guarded(trainer)
     compute = trainer.compute_loss
@@ -259,6 +259,8 @@ def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch)
     trainer.train()
     (action,) = watch.actions
     assert (action.detector, action.step, action.checkpoint) == ("nonfinite", 3, 2)
+    assert "step 3 stop" in caplog.text
+    assert "step 3 warn" not in caplog.text
     assert trainer.state.global_step == 6
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 

@@ -50,6 +50,15 @@ def test_input_that_cannot_be_used(tmp_path, capsys, rename, match):
     assert error.count("\n") == 1
 
 
+def test_text_in_place_of_numbers_is_not_a_matter_of_names(tmp_path, capsys):
+    log = tmp_path / "a.csv"
+    log.write_text("step,reward\n1,high\n2,low\n")
+    assert cli.main(["watch", str(log)]) == 2
+    error = capsys.readouterr().err
+    assert "number" in error
+    assert "--rename" not in error
+
+
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
     rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
     log = write(tmp_path / "a.jsonl", rows)
@@ -103,6 +112,21 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     assert list(record["unread"]) == [str(tmp_path / "d.jsonl")]
 
 
+def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):
+    write(tmp_path / "a.jsonl", healthy(0, steps=30))
+    write(tmp_path / "samples.jsonl", [{"step": 1, "reward": 1.0}])
+    (tmp_path / "b.csv").write_text("step,reward\n1,0.5\n")
+    assert cli.main(["watch", str(tmp_path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["rows"] == 30
+    assert "--kind csv" in record["notes"][-1]
+    write(tmp_path / "c.jsonl", healthy(1, steps=30))
+    assert run(WatchConfig(path=tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "--kind csv" in out
+    assert "samples" not in out
+
+
 def test_following_prints_events_until_interrupted(tmp_path):
     rows = FAILURES["reward_collapse"](0)
     log = write(tmp_path / "metrics.jsonl", rows[:TURN])
@@ -126,6 +150,27 @@ def test_following_prints_events_until_interrupted(tmp_path):
     rest, _ = live.communicate(timeout=60)
     assert live.returncode == 0
     assert "cause: reward collapse" in rest
+
+
+def test_following_survives_a_broken_line_and_a_removed_file(tmp_path, capsys, monkeypatch):
+    lines = [json.dumps(row) + "\n" for row in FAILURES["reward_collapse"](0)]
+    log, now = tmp_path / "a.jsonl", [0.0]
+    log.write_text("".join(lines[:TURN]))
+    # Resumed from a checkpoint and killed inside a line, removed, restored with what followed.
+    broken = "".join([*lines[:TURN], *lines[TURN - 9 : TURN], '{"step": 3, "rew\n'])
+    texts = [broken, None, None, broken + "".join(lines[TURN:])]
+
+    def sleep(seconds):
+        now[0] += seconds
+        text = texts.pop(0) if texts else None
+        log.unlink(missing_ok=True) if text is None else log.write_text(text)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert run(WatchConfig(path=log, follow=True, every=1.0, idle=9.0)) == 0
+    out = capsys.readouterr().out
+    assert out.count("still following") == 2  # each problem once
+    assert "cause: reward collapse" in out
 
 
 def test_following_ends_when_nothing_comes(tmp_path, capsys, monkeypatch):

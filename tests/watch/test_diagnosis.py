@@ -72,3 +72,12 @@ def test_the_unit_of_cost(unit, column, wasted):
     found = diagnosis_of(rows)
     assert found.unit == unit
     assert found.wasted == pytest.approx(wasted, abs=0.03)
+
+
+@pytest.mark.parametrize(("end", "quoted"), [(0.75, True), (0.3, False)])
+def test_a_healthy_run_that_ends_cut_off_says_so(end, quoted):
+    rows = [{"step": k, "reward": 0.3 + k / 250, "truncated": 0.07 + (end - 0.07) * k / 99}
+            for k in range(100)]  # fmt: skip
+    found = diagnosis_of(rows)
+    assert (found.condition, found.events) == ("healthy", ())
+    assert ("truncated" in found.text()) == quoted

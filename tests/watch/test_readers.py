@@ -118,6 +118,15 @@ def test_every_format_gives_the_same_rows_also_while_it_grows(name, write):
         assert stream.log == replace(log, path=path)
 
 
+def test_decimal_commas_and_percent_signs(write):
+    text = "run;step;reward;clipped;kl\na,1;1;0,5;50%;-1,5e-3\na,1;2;0.5;2,5 %;n/a\n"
+    rows = read_log(write("a.csv", text)).rows
+    assert rows == [{"step": 1, "reward": 0.5, "clipped": 0.5, "kl": -0.0015},
+                    {"step": 2, "reward": 0.5, "clipped": 0.025}]  # fmt: skip
+    (row,) = read_log(write("b.csv", 'step,reward,size\n1,50%,"1,234"\n')).rows
+    assert row == {"step": 1, "reward": 0.5}  # a decimal comma, or thousands?
+
+
 def test_dictionaries_that_trainer_prints(write):
     text = "{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'loss': 'nan', 'reward': '0.6'}\n"
     log = read_log(write("out.log", text))

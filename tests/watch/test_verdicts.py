@@ -117,6 +117,8 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
                                  "reward_starvation", set()),
     "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
     "too short": (trl(rise, steps=4), "unknown", None, set()),
+    "never correct, shorter": (trl(rise, facts__correct=0.0, completions__mean_length=lambda k:
+                                   100 - 70 * min(k / 40, 1)), "healthy", None, {"warn"}),
     "without an end": (trl(rise, completions__clipped_ratio=lambda k: min(k / 60, 1.0)),
                        "drifting", "length_explosion", {"stop"}),
 }  # fmt: skip
@@ -130,6 +132,13 @@ def test_verdicts(name):
     assert not forbidden & {x for e in found.events for x in (e.detector, e.severity)}
     assert all(0.3 < (e.confidence or 0) <= 1 for e in found.events if e.severity != "clear")
     assert len(found.explanation()) <= 3
+
+
+def test_equal_rewards_are_not_called_correct():
+    rows = trl(lambda k: min(0.2 + k / 100, 0.4), noise=0, frac_reward_zero_std=0.95)
+    (event,) = diagnosis_of(rows).events
+    assert event.detector == "reward_saturation"
+    assert "correct" not in event.diagnosis
 
 
 @pytest.mark.parametrize(("turn", "over"), [(60, 3), (60, 30), (100, 60)])

@@ -20,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,11 @@ class Alerts:
     def close(self, timeout: float = TIMEOUT / 2) -> None:
         """Wait for what is queued, at most `timeout` seconds."""
         if self._thread is not None and self._thread.is_alive():
-            try:
+            with suppress(queue.Full):
                 self._queue.put_nowait(None)
-            except queue.Full:
-                return
             self._thread.join(timeout)
+            if self._thread.is_alive():
+                log.warning(f"an alert was not sent within {timeout:g} s")
         self._thread = None
 
     def payload(self, event: Event) -> dict[str, Any]:

@@ -154,7 +154,8 @@ class Watch(TrainerCallback):
         new = self.monitor.update(_as_row(logs, state.global_step))
         broken = self.guard == "rollback" and has_broken_weights(self.trainer.model, logs)
         if broken:  # with patience the next step would sample from them
-            new = [self.engine.force_stop("nonfinite"), *new]
+            stop = self.engine.force_stop("nonfinite")
+            new = [stop, *(event for event in new if event.detector != stop.detector)]
             self.events.append(new[0])
         if state.is_world_process_zero:
             for event in new:

@@ -40,7 +40,8 @@ def run(config: WatchConfig) -> int:
         return 0
     quiet = config.json and not config.follow
     console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
-    runs = [config.path] if config.follow else find_runs(config.path, config.kind)
+    notes: list[str] = []
+    runs = [config.path] if config.follow else find_runs(config.path, config.kind, notes)
     path = config.path.resolve()
     link = config.link or str(path / "report.html")
     alerts = Alerts(config.alerts, run=path.name, link=link, price=config.price)
@@ -52,6 +53,9 @@ def run(config: WatchConfig) -> int:
             record = results[0].record()
     finally:
         alerts.close()
+    for note in notes:
+        console.print(f"note: {note}")
+    record["notes"] = [*record.get("notes", ()), *notes]
     if config.out:
         config.out.write_text(to_json(record), encoding="utf-8")
     if config.json:
@@ -182,10 +186,12 @@ class Watcher:
         names.check()
         unknown = sorted(names.seen - {"step"})
         if not any(canonical(row) for row in m.rows):
-            some = ", ".join(suggest_names(unknown) or unknown[:12]) or "no numbers"
+            if not unknown:
+                raise ValueError(f"{log.path} has no numbers other than steps: check its values")
+            close = suggest_names(unknown)
             raise ValueError(
-                f"{log.path} has no known metric (it has {some}): map them with --rename, as in "
-                f"--rename reward={(suggest_names(unknown) or ['my_score'])[0]}"
+                f"{log.path} has no known metric (it has {', '.join(close or unknown[:12])}): map "
+                f"them with --rename, as in --rename reward={(close or ['my_score'])[0]}"
             )
         notes = list(log.notes)
         if names.reward_from:
@@ -200,7 +206,7 @@ class Watcher:
 def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
     """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
     stream = Stream(config.path, config.kind)
-    last_row, reported = time.monotonic(), -math.inf  # the last step whose events were printed
+    last_row, reported, problem = time.monotonic(), -math.inf, ""  # step, text: last printed
 
     def new_events(count: int) -> list[Event]:
         nonlocal reported
@@ -215,10 +221,17 @@ def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Aler
 
     try:
         while config.idle is None or time.monotonic() - last_row < config.idle:
-            count = stream.poll()
+            try:
+                count = stream.poll()
+            except (ValueError, OSError) as error:  # it was removed, or has a broken line
+                if not stream.log.rows:
+                    raise
+                if str(error) != problem:
+                    console.print(f"still following: {error}")
+                count, problem = None, str(error)
             if count:
                 last_row = time.monotonic()
-            for event in new_events(count):
+            for event in [] if count is None else new_events(count):
                 console.print(Text(event.sentence(), STYLES[event.severity]))
                 alerts.send(event)
             time.sleep(config.every)

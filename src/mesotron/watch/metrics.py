@@ -41,16 +41,12 @@ _NATIVE = {*_STANDARD.values(), "eval/greedy"}
 
 # Other units, by plain name.
 _UNITS: dict[str, Convert] = {
-    "baseline_reward/pct_0": lambda percent: percent / 100,
-    "baseline_reward/pct_1": lambda percent: percent / 100,
     "token_mult_prob_error": lambda x: math.log(x) if x > 0 else math.nan,  # mean of exp(abs gap)
-    "entropy_loss": abs,  # some log the entropy under this name, some its negative
-    "actor/entropy_loss": abs,
-    "optim/kl_sample_train_v1": abs,  # signed estimates
-    "vllm_kl": abs,
-    "rollout_corr/kl": abs,
-    "rollout_correction/kl": abs,
-}
+    **dict.fromkeys(("baseline_reward/pct_0", "baseline_reward/pct_1"), lambda x: x / 100),
+    # The entropy or its negative, and signed estimates.
+    **dict.fromkeys(("entropy_loss", "actor/entropy_loss", "optim/kl_sample_train_v1", "vllm_kl",
+                     "rollout_corr/kl", "rollout_correction/kl"), abs),
+}  # fmt: skip
 
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 STEP_NAMES = tuple(_WORDS["steps"].split())

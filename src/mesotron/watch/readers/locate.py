@@ -25,6 +25,7 @@ CONSOLES = (".log", ".out", ".txt", ".err")
 PEEK = 2**16  # bytes to recognize a format by
 MAX_ENTRIES = 10_000  # searched at each level of a folder
 MAX_RUNS, MAX_FOLDERS, DEPTH = 1000, 5000, 4
+NOT_LOGS = {"samples.jsonl", "spectra.jsonl"}  # of a run folder
 # Writers of one run, not runs.
 PHASES = {"runs", "train", "training", "eval", "val", "validation", "test"}
 
@@ -42,16 +43,18 @@ class Source:
         return len(self.files) == 1 and self.kind != "mlflow"
 
 
-def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
-    """The runs at a path, each a path for `read_log`; one in a file with several is FILE#NAME."""
+def find_runs(path: Path, kind: LogKind = "auto", notes: list[str] | None = None) -> list[Path]:
+    """The runs at a path, each a path for `read_log`; one in a file with several is FILE#NAME.
+    `notes` gets what was left out."""
     if not path.is_dir():
         source = locate_file(path, kind)
         parts = PARSERS[source.kind].parts(source.files[0]) if source.part is None else []
         names = [part for part in parts if part.isprintable() and 0 < len(part) < 200]
         return [Path(f"{path}#{name}") for name in names] or [path]
-    runs = list(islice(_runs_below(path, kind), MAX_RUNS))
+    notes = [] if notes is None else notes
+    runs = list(islice(_runs_below(path, kind, notes), MAX_RUNS))
     if not runs and kind == "auto":  # a console beside a log is the same run
-        runs = list(islice(_runs_below(path, "console"), MAX_RUNS))
+        runs = list(islice(_runs_below(path, "console", notes), MAX_RUNS))
     if not runs:
         raise ValueError(
             f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
@@ -60,7 +63,7 @@ def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
     return runs
 
 
-def _runs_below(root: Path, kind: LogKind) -> Iterator[Path]:
+def _runs_below(root: Path, kind: LogKind, notes: list[str]) -> Iterator[Path]:
     folders = [(root, 0)]
     for _ in range(MAX_FOLDERS):
         if not folders:
@@ -70,7 +73,7 @@ def _runs_below(root: Path, kind: LogKind) -> Iterator[Path]:
             runs = find_runs(source.files[0], source.kind) if source.is_file else [path]
             yield from runs if len(runs) > 1 else [path]
             continue
-        for source in _files_of(path, kind):
+        for source in _files_of(path, kind, notes):
             yield from find_runs(source.files[0], source.kind)
         # runs/last and wandb/latest-run are links to one of the others.
         children = islice(path.iterdir(), MAX_ENTRIES if depth < DEPTH else 0)
@@ -134,14 +137,19 @@ def _run_of(path: Path, kind: LogKind) -> Source | None:
     return next(matching, None)
 
 
-def _files_of(path: Path, kind: LogKind) -> list[Source]:
+def _files_of(path: Path, kind: LogKind, notes: list[str]) -> list[Source]:
     """The log files in a folder, of the best kind that it has."""
-    files = [file for file in sorted(islice(path.iterdir(), MAX_ENTRIES)) if file.is_file()]
+    files = [file for file in sorted(islice(path.iterdir(), MAX_ENTRIES))
+             if file.is_file() and file.name not in NOT_LOGS]  # fmt: skip
     kinds: tuple[LogKind, ...] = ("wandb", "jsonl", "database", "parquet", "csv")
-    for name in kinds:
-        matching = [file for file in files if SUFFIXES.get(inner_suffix(file)) == name]
-        if matching and kind in ("auto", name):
-            return [Source(name, [file]) for file in matching]
+    found = [[Source(name, [file]) for file in files if SUFFIXES.get(inner_suffix(file)) == name]
+             for name in kinds if kind in ("auto", name)]  # fmt: skip
+    best, *others = [*filter(None, found), []]
+    if others[:-1]:
+        how = " or ".join(f"--kind {sources[0].kind}" for sources in others[:-1])
+        notes.append(f"of {path} only the {best[0].kind} logs are read: for others give {how}")
+    if best:
+        return best
     if kind != "console":
         return []
     consoles = [file for file in files if inner_suffix(file) in CONSOLES and not file.is_symlink()]

@@ -55,6 +55,8 @@ NAMED = re.compile(
     re.IGNORECASE,
 )
 JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.IGNORECASE)
+# A decimal comma, where cells are not separated by commas.
+COMMA = re.compile(r"^(\s{0,9}[-+]?\d{1,24}),(\d{1,24}(?:e[-+]?\d{1,3})?\s{0,9}%?)$", re.I)
 
 
 class Parser(ABC):
@@ -73,9 +75,11 @@ class Parser(ABC):
     def read(self) -> Iterable[Row]:
         """The rows completed since the last call."""
 
-    @abstractmethod
     def finish(self) -> Iterable[Row]:
         """The rows that were waiting for more: nothing will follow."""
+        if self.path.exists() and self.offset < self.path.stat().st_size:
+            self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
+        return self._take()
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
@@ -104,10 +108,6 @@ class LineParser(Parser):
     @abstractmethod
     def parse(self, line: str) -> list[Row]:
         """The rows that one line completes."""
-
-    def last(self) -> list[Row]:
-        """The rows that wait for another line."""
-        return self._take()
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
@@ -145,7 +145,7 @@ class LineParser(Parser):
             self.offset -= bool(rows)  # there was no newline
         except MalformedLine:  # cut off when the writer was killed
             rows = []
-        return [*rows, *self.last()]
+        return [*rows, *self._take()]
 
     def _parse(self, line: bytes) -> list[Row]:
         self.offset += len(line) + 1
@@ -271,7 +271,7 @@ def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
                 yield to_row(dict(zip(header, texts)))
         for line in "".join(output.get("text", "")).split("\n"):
             yield from console.parse(line[:MAX_LINE])
-    yield from console.last()
+    yield from console._take()
 
 
 class Csv(LineParser):
@@ -307,6 +307,8 @@ class Csv(LineParser):
             return []
         if len(cells) > len(self.header):
             raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
+        if self._delimiter != ",":
+            cells = [COMMA.sub(r"\1.\2", cell) for cell in cells]
         values = {name: cell for name, cell in zip(self.header, cells) if name}
         if self._run and not self._is_part(values.pop(self._run, "")):
             return []
@@ -328,7 +330,7 @@ class Csv(LineParser):
             self._metric = self.path.stem.rpartition("tag-")[2]
         self._value = columns.get("value", "") if self._metric else ""
 
-    def last(self) -> list[Row]:
+    def _take(self) -> list[Row]:
         if self._open.count("\n") > 1:  # it has swallowed the rest of the table
             raise self.error("ends inside a quoted cell: a quote is missing")
         return []
@@ -406,9 +408,8 @@ def parse_named(text: str) -> Row:
 
 
 def _numbers(found: Iterable[tuple[str | Any, ...]]) -> Row:
-    values = ((name.strip(), to_number(number), percent) for name, number, percent in found)
-    return {name: value / 100 if percent else value
-            for name, value, percent in values if value is not None}  # fmt: skip
+    values = ((name.strip(), to_number(number + percent)) for name, number, percent in found)
+    return {name: value for name, value in values if value is not None}
 
 
 class EventFile(Parser):
@@ -432,11 +433,6 @@ class EventFile(Parser):
                 yield from self._take()
                 self._row = {"step": float(step)}
             self._row |= scalars
-
-    def finish(self) -> list[Row]:
-        if self.offset < self.path.stat().st_size:
-            self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
-        return self._take()
 
     def _parse(self, record: bytes) -> tuple[int, Row]:
         from google.protobuf.message import DecodeError
@@ -536,6 +532,8 @@ def to_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
+        if isinstance(value, str) and len(value) < 64 and value.endswith("%"):
+            return float(value[:-1]) / 100
         return float(value) if not isinstance(value, str) or len(value) < 64 else None
     except ValueError:
         return None

@@ -13,16 +13,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
-from mesotron.watch.readers.parsers import (
-    MAX_DOCUMENT,
-    MAX_LINE,
-    RUN_COLUMNS,
-    Parser,
-    Row,
-    Whole,
-    to_number,
-    to_row,
-)
+from mesotron.watch.readers import parsers
+from mesotron.watch.readers.parsers import Parser, Row, Whole, to_number, to_row
 
 BLOCK = 2**15  # bytes of a block in a .wandb file
 MAX_RECORD = 2**24
@@ -50,11 +42,6 @@ class Wandb(Parser):
                     yield from _history_rows(record)
                 except (ValueError, IndexError):
                     self.notes = [f"{self.path.name} has damaged records before {self.offset}"]
-
-    def finish(self) -> list[Row]:
-        if self.offset < self.path.stat().st_size:
-            self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
-        return []
 
     def _records(self, file: IO[bytes]) -> Iterator[bytes]:
         """Complete records from the offset on: one full chunk, or a first to a last one."""
@@ -129,7 +116,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _json(text: Any) -> Any:
     with suppress(RecursionError, TypeError, ValueError):
-        return json.loads(text) if len(text) < MAX_LINE else None
+        return json.loads(text) if len(text) < parsers.MAX_LINE else None
 
 
 class Database(Whole):
@@ -214,7 +201,7 @@ def _open_parquet(path: Path) -> Iterator[tuple[Any, str | None, list[str]]]:
         if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
             raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
         types = {column.name: str(column.type) for column in table.schema_arrow}
-        run = next((name for name in RUN_COLUMNS if name in types), None)
+        run = next((name for name in parsers.RUN_COLUMNS if name in types), None)
         texts = {"float", "double", "halffloat", "string", "large_string"}
         yield table, run, [name for name, x in types.items() if x in texts or "int" in x]
     except (ArrowException, OSError) as error:
@@ -235,8 +222,8 @@ class Mlflow(Whole):
                       if file.is_file())  # fmt: skip
 
     def finish(self) -> list[Row]:
-        if self.offset > MAX_DOCUMENT:
-            raise ValueError(f"{self.path} has more than {MAX_DOCUMENT} bytes of metrics")
+        if self.offset > parsers.MAX_DOCUMENT:
+            raise ValueError(f"{self.path} has more than {parsers.MAX_DOCUMENT} bytes of metrics")
         rows: dict[float, Row] = {}
         for file in self._files(self.path):
             name = file.relative_to(self.path / "metrics").as_posix()

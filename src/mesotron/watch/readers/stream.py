@@ -30,7 +30,6 @@ class Log:
     rows: list[Row]  # each with its step; steps never go back
     notes: list[str] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
-    part: str | None = None  # the run, in a file with several
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
@@ -48,7 +47,7 @@ class Stream:
 
     def __init__(self, path: Path, kind: LogKind = "auto") -> None:
         source = locate(path, kind)
-        self.log = Log(path, source.kind, [], part=source.part)
+        self.log = Log(path, source.kind, [])
         self.resumed = False  # whether the last poll replaced earlier rows
         self._parsers: dict[Path, Parser] = {}
         self._table = Table(self.log)
@@ -62,7 +61,7 @@ class Stream:
     def poll(self) -> int:
         """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
         *earlier, last = self._open()
-        before = self._table.start()
+        before = self._table.num_ready
         for parser in earlier:  # complete, since a later file exists
             self._table.add(parser.read())
             self._table.add(parser.finish())
@@ -74,7 +73,7 @@ class Stream:
 
     def finish(self) -> int:
         """Read an incomplete end, when nothing more will follow."""
-        before = self._table.start()
+        before = self._table.num_ready
         if self._unread:
             raise self._unread
         for parser in self._parsers.values():
@@ -86,7 +85,7 @@ class Stream:
         return self._count(before)
 
     def _count(self, before: int) -> int:
-        self.resumed = self._table.changed
+        self.resumed, self._table.changed = self._table.changed, False
         return self._table.num_ready - (0 if self.resumed else before)
 
     def _open(self) -> list[Parser]:
@@ -140,10 +139,6 @@ class Table:
         self._lag = -1.0  # steps by which a row may be late; those rows are not ready yet
         self._num_counted, self._counted_names = 0, set[str]()
         self._bin, self._open, self._num_cells = 1, list[Row](), 0  # rows to average
-
-    def start(self) -> int:
-        self.changed = False
-        return self.num_ready
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
