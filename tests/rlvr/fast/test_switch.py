@@ -8,7 +8,7 @@ import torch
 import trl
 from peft import LoraConfig
 
-from mesotron.config import ObjectiveConfig
+from mesotron.config import ObjectiveConfig, RewardConfig
 from mesotron.rlvr import session
 from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
@@ -195,7 +195,7 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
             return {"logits": self.logits}
 
     monkeypatch.setattr(session, "measure", Logits)
-    config = SimpleNamespace(reward=SimpleNamespace(parts=("correct",)))
+    config = SimpleNamespace(reward=RewardConfig())
     parts: Any = SimpleNamespace(tokenizer=None, task=None, config=config, judge=None, toolbox=None)
 
     def evaluate(name):
