@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from mesotron.config import GpuName, TrainConfig
-from mesotron.rlvr.models import FAST_BELOW, TINY_WEIGHTS, choose_precision, choose_speed
+from mesotron.rlvr.models import RECORD_BELOW, TINY_WEIGHTS, choose_precision, choose_speed
 from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl_arguments
 from mesotron.runs.files import read_json
 from mesotron.runs.process import num_processes
@@ -266,7 +266,7 @@ class _Model:
         colocated = config.rollout.vllm == "colocate"
         # Held between the phases: merged weights, a static cache, and a recorded pass's gradients.
         sampler = (s.linear + 2 * s.embedding) * b + self.cache_bytes(rows, width)
-        records = s.parameters < FAST_BELOW[0] and not config.model.gradient_checkpointing
+        records = s.parameters < RECORD_BELOW and not config.model.gradient_checkpointing
         sampler += gradients * records
         parts = {
             "weights": weights + self.trained * 4 * bool(self.lora),

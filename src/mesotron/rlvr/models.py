@@ -38,6 +38,7 @@ GGUF_LAYOUT = 1
 # Weights below which `rollout.fast` beats vLLM on one GPU, without its fused decoder and with it
 # (benchmarks/stack).
 FAST_BELOW = (1_000_000_000, 2_000_000_000)
+RECORD_BELOW = 1_000_000_000  # weights; above, recorded passes take memory and gain nothing
 FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
 UNREADABLE = (
     "is not a local folder and cannot be read from the hub (offline, no such model, or no "

@@ -10,7 +10,7 @@ from typing import Any
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, attention_obstacle
 from mesotron.rlvr.fast.recording import recording_obstacle
-from mesotron.rlvr.models import FAST_BELOW
+from mesotron.rlvr.models import RECORD_BELOW
 
 log = logging.getLogger("mesotron")
 
@@ -38,7 +38,7 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
     packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
     recording = sharded | {
         "no GPU": trainer.accelerator.device.type != "cuda",
-        "a billion weights or more": model.num_parameters() >= FAST_BELOW[0],  # memory, no gain
+        "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
         "several processes": trainer.accelerator.num_processes > 1,
         "gradient checkpointing": args.gradient_checkpointing,
         "torch_compile": args.torch_compile,
