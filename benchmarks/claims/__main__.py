@@ -1,14 +1,15 @@
-"""Claims that `mesotron train` decides, by PROTOCOL.md: the guard, the box, the collapse.
+"""Claims that `mesotron train` decides, by PROTOCOL.md: guard, box, collapse and rates.
 
     python -m benchmarks.claims guard --model FOLDER --state STATE --rate 4e-4 --result guard.json
     python -m benchmarks.claims box --model FOLDER --state STATE --result box.json
     python -m benchmarks.claims collapse --state STATE --result collapse.json --device cpu
+    python -m benchmarks.claims rates --state STATE --result rates.json --device cpu
 
 guard: provoked collapses with `--guard rollback` and without, on the tournament's sums with its
 warm start (STATE is the tournament's); RATE is eight times Muon's chosen rate. box: the sparse and
 the two-part reward with boxed answers, Muon and AdamW, at a good rate and at four times it.
-collapse: the same rewards and optimizers with the tiny model at a rate that collapses. Finished
-runs are in the result after each one and not made again.
+collapse: the same rewards and optimizers with the tiny model at a rate that collapses. rates: the
+tiny model over a grid of rates. Finished runs are in the result after each one and not made again.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from benchmarks.tournament.tasks import SIZES, SYSTEM, TASKS, write_tasks
 from mesotron.runs.files import read_rows
 
 GUARD_SEEDS, BOX_SEEDS, COLLAPSE_SEEDS = range(240, 250), range(230, 233), range(255, 260)
+RATES_SEEDS = range(260, 263)
 RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/finetuning
 COLLAPSE_RATE = 1.2e-2  # of the recipe arith_collapse
-STEPS = {"guard": 100, "box": 80, "collapse": 60}
+LOWEST = {"adamw": 1.25e-4, "muon": 1.25e-4, "pion": 5e-4}  # of seven rates, a factor 2 apart
+STEPS = {"guard": 100, "box": 80, "collapse": 60, "rates": 40}
 FALLING = "--optim.clip all --optim.schedule linear --optim.warmup 0.05"
 Run = dict[str, Any]
 Cell = tuple[str, int, list[str]]  # name, seed, flags
@@ -64,7 +67,7 @@ def main() -> None:
     given.until = time.monotonic() + 60 * given.minutes
     runs: list[Run] = json.loads(given.result.read_text()) if given.result.exists() else []
     known = {(run["name"], run["seed"]) for run in runs}
-    cells = {"guard": guard_cells, "box": box_cells, "collapse": collapse_cells}[given.study](given)
+    cells = CELLS[given.study](given)
 
     def one(cell: Cell) -> None:
         if (run := train(*cell, given)) is not None:
@@ -125,6 +128,24 @@ def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
             for reward in ("sparse", "two_part"):
                 own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
                 yield f"{optim} {reward}", seed, own.split()
+
+
+def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
+    flags = "--eval-every 10 --save-every 0 --rollout.prompts 16 --guard off"
+    for seed in RATES_SEEDS:
+        for k in range(7):
+            for optim, lowest in LOWEST.items():
+                own = f"{flags} --optim.name {optim} --optim.lr {lowest * 2**k}"
+                own += " --optim.aux-lr 2.5e-4" * (optim != "adamw")
+                own += " --optim.cutoff aligned" * (optim == "pion")
+                yield f"{optim} {lowest * 2**k:g}", seed, own.split()
+        own = f"{flags} --optim.name muon --optim.lr 1e-6 --optim.aux-lr 1e-6"
+        yield "muon 1e-06", seed, own.split()
+
+
+CELLS = {
+    "guard": guard_cells, "box": box_cells, "collapse": collapse_cells, "rates": rates_cells,
+}  # fmt: skip
 
 
 def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> Run | None:

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from benchmarks.claims.__main__ import RATES, box_cells, collapse_cells
+from benchmarks.claims.__main__ import RATES, box_cells, collapse_cells, rates_cells
 
 
 def test_every_pair_of_rewards_has_the_same_flags_and_seeds():
@@ -14,3 +14,9 @@ def test_every_pair_of_rewards_has_the_same_flags_and_seeds():
         for (name, seed), flags in made.items():
             other = made[name.replace("sparse", "two_part"), seed]
             assert other == ["two_part" if word == "sparse" else word for word in flags]
+
+
+def test_rates_are_the_same_for_adamw_and_muon():
+    made = [name.split() for name, _, _ in rates_cells(Namespace())]
+    by = {optim: {float(rate) for o, rate in made if o == optim} for optim in ("adamw", "muon")}
+    assert (len(made), by["muon"] - by["adamw"]) == (66, {1e-6})
