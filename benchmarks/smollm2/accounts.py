@@ -92,20 +92,3 @@ def horizon(cells: list[Cell]) -> str:
     head = ["labels", "best (step)", *(f"after {step}" for step in steps), "last (step)",
             "correct labels", "most common answer", "entropy", "watch"]  # fmt: skip
     return table(head, sorted(rows, key=lambda row: row[-5]))
-
-
-def box(cells: list[Cell]) -> str:
-    """Format and accuracy under the two rewards."""
-    rows = []
-    for cell in cells:
-        formatted = [value for _, value in cell["rows"]["facts/formatted"]]
-        result = cell["result"] or {}
-        end = result.get("after", {}).get("value")
-        begin = result.get("before", {}).get("value")
-        rows.append([
-            cell["stage"], f"{fmean(formatted[:5]):.2f}", f"{fmean(formatted[-5:]):.2f}",
-            "" if begin is None else f"{begin:.3f}", "stopped" if end is None else f"{end:.3f}",
-        ])  # fmt: skip
-    head = ["examples, reward, guard", "in the box at first", "at the end", "accuracy before",
-            "after"]  # fmt: skip
-    return table(head, rows)

@@ -130,21 +130,6 @@ def draw_horizon(cells: list[Cell], path: Path) -> None:
     save(figure, path)
 
 
-def draw_box(cells: list[Cell], path: Path) -> None:
-    """Answers in the box and right answers over steps."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    for k, cell in enumerate(cells):
-        for axis, name in zip(axes, ("facts/formatted", "facts/correct"), strict=True):
-            points = cell["rows"].get(name, [])
-            if points:
-                axis.plot(*zip(*points, strict=True), color=f"C{k}", lw=1, label=cell["stage"])
-    for axis, title in zip(axes, ("in the box", "right"), strict=True):
-        axis.set(title=f"share of completions {title}", xlabel="step")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    save(figure, path)
-
-
 def draw_levers(cells: list[Cell], path: Path) -> None:
     """Accuracy over steps: the best changes in color, the references in black."""
     figure, axis = pyplot.subplots(figsize=(9, 4.6), constrained_layout=True)

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2.accounts import box, horizon, spectrum
+from benchmarks.smollm2.accounts import horizon, spectrum
 from benchmarks.smollm2.contests import levers, step_map, tournament
 from benchmarks.smollm2.draw import (
-    draw_box,
     draw_gsm8k,
     draw_horizon,
     draw_levers,
@@ -74,7 +73,6 @@ PAGES: dict[str, Page] = {
         horizon,
         draw_horizon,
     ),
-    "box": ("Reward and format: the box", "box", box, draw_box),
     "levers": ("What makes it learn faster", "levers", levers, draw_levers),
     "gsm8k": ("GSM8K after a supervised start", "gsm8k", gsm8k, draw_gsm8k),
 }

@@ -16,7 +16,7 @@ from mesotron.compare.kinds import is_for_choosing
 from mesotron.compare.search import Grid, Search, gain_of, search
 
 Cell = dict[str, Any]
-PARTS = ("tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k")
+PARTS = ("tournament", "levers", "spectrum", "horizon", "map", "gsm8k")
 # The exact SVD of 210 matrices takes half a minute a step: `lowrank` has to be named.
 CONTENDERS = ("adamw", "muon", "muon_heads", "pion", "pion_cutoff", "pion_cutoff:per_head=true")
 MAPPED = ("adamw", "muon", "pion_cutoff")
@@ -43,7 +43,6 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 GSM8K_FACTORS = (0.5, 1.0)
 SEVERAL = 4  # updates with a rollout
 WARM_GSM8K = {"part": "gsm8k", "stage": "warm", "seed": 0}
-BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
 
 
 def key_of(cell: Cell) -> str:
@@ -65,7 +64,6 @@ def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
         "tournament": tournament,
         "levers": levers,
         "spectrum": spectrum,
-        "box": box,
         "horizon": horizon,
         "map": step_map,
         "gsm8k": gsm8k,
@@ -193,18 +191,6 @@ def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
 def subject(cell: Cell) -> str:
     """The part whose task and warm start a cell has, if it is not its own."""
     return cell.get("task", cell["part"])
-
-
-def box(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """The reward for the boxed right answer alone against the one that also pays for the box."""
-    cells = []
-    for shots in (1, 0):
-        for reward, guard in (("sparse", "warn"), ("two_part", "warn"), ("sparse", "rollback")):
-            changes = [*BOXED, f"task.few_shot={shots}", f"reward.parts={reward}"]
-            changes += [f"guard={guard}", f"save_every={10 if guard == 'rollback' else 0}"]
-            more = {"rate": ELSE_GUESS, "steps": given.box_steps, "set": changes}
-            cells.append(make("box", f"{shots}-shot, {reward}, {guard}", **more))
-    return cells
 
 
 def horizon(given: Any, done: dict[str, Cell]) -> list[Cell]:

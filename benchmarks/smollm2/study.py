@@ -71,7 +71,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
     parser.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--map-rollouts", type=int, default=40)
-    parser.add_argument("--box-steps", type=int, default=80)
     parser.add_argument("--horizon-steps", type=int, default=1500)
     parser.add_argument("--horizon-rate", type=float, default=1e-4)
     parser.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")

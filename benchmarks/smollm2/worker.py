@@ -20,13 +20,12 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 
     torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
-    from benchmarks.smollm2.box import box_cell
     from benchmarks.smollm2.spectrum import spectrum_cell
     from benchmarks.smollm2.supervised import warm_cell
     from benchmarks.smollm2.training import train_cell
 
-    makers = {"spectrum": spectrum_cell, "box": box_cell}
-    make = warm_cell if cell["stage"] == "warm" else makers.get(cell["part"], train_cell)
+    make = spectrum_cell if cell["part"] == "spectrum" else train_cell
+    make = warm_cell if cell["stage"] == "warm" else make
     try:
         return make(cell, given, deadline)
     finally:
