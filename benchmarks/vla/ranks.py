@@ -1,0 +1,58 @@
+"""Effective ranks of the parts' gradients over seeds, by PROTOCOL.md. A CPU suffices.
+
+    python -m benchmarks.vla.ranks --state runs/vla_ranks --result benchmarks/vla/ranks.json
+
+Runs that are in the result are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tournament.__main__ import protocol_commit
+from benchmarks.vla.cell import Bench
+from benchmarks.vla.plan import PARTS, make_cell
+from benchmarks.vla.study import fill_in, make_data, make_parser
+
+SEEDS, HEADS = range(265, 268), ("l1", "flow")
+STEPS, PROBES, RATE = 60, (0, 15, 30, 59), 5e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=STEPS, help="fewer for trials only")
+    own = parser.parse_args()
+    flags = f"--world object10 --device cpu --state {own.state} --out {own.state} --test 1"
+    given = fill_in(make_parser().parse_args([*flags.split(), "--episodes", "200"]))
+    given.starts = 3000
+    own.state.mkdir(parents=True, exist_ok=True)
+    make_data(given, print)
+    bench = Bench(given, math.inf)
+    runs: list[dict[str, Any]] = json.loads(own.result.read_text()) if own.result.exists() else []
+    known = {(run["head"], run["seed"]) for run in runs}
+    for seed in SEEDS:
+        for head in HEADS:
+            if (head, seed) in known:
+                continue
+            trainer = bench.make_trainer(make_cell(head, "muon", RATE, own.steps, seed))
+            ranks: dict[str, list[float]] = {part: [] for part in PARTS}
+            while trainer.step < own.steps:
+                if trainer.step in PROBES:
+                    found = trainer.probe()
+                    for part, values in ranks.items():
+                        values.append(round(found[f"gradient/{part}/effective_rank"], 3))
+                trainer.advance()
+            run = {"use": "reporting", "protocol": protocol_commit(), "seed": seed, "head": head}
+            runs.append(run | {"steps": own.steps, "probed_before": PROBES, "ranks": ranks})
+            own.result.write_text(json.dumps(runs, indent=1))
+            print(head, seed, ranks, flush=True)
+
+
+if __name__ == "__main__":
+    main()
