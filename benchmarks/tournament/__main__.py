@@ -117,7 +117,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")

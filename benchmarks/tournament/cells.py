@@ -77,7 +77,7 @@ def config_of(cell: Cell, given: Any, run: Path) -> Any:
 
 
 def micro_batch(rows: int, task: str) -> int:
-    """Completions of a pass: the logits of twelve runs must fit into the GPU's memory."""
+    """Completions of a pass: the logits of several runs must fit into the GPU's memory."""
     fitting = LOGITS // TASKS[task].max_tokens
     return next(k for k in range(min(rows, fitting), 0, -1) if rows % k == 0)
 
