@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from muon import SingleDeviceMuonWithAuxAdam
 from torch import nn
 
 from mesotron.optim import Muon, import_state
+
+peer = pytest.importorskip("muon")  # Keller Jordan's package
 
 
 def model() -> nn.Sequential:
@@ -38,7 +39,7 @@ def torch_muon(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def keller_jordans(module: nn.Module) -> torch.optim.Optimizer:
-    return SingleDeviceMuonWithAuxAdam(
+    return peer.SingleDeviceMuonWithAuxAdam(
         [
             {"params": matrices(module), "use_muon": True, "lr": 0.1, "weight_decay": 0.0},
             {"params": vectors(module), "use_muon": False, "lr": 0.1, "betas": (0.9, 0.95)},
