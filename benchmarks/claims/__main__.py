@@ -40,7 +40,11 @@ GUARD_SEEDS, BOX_SEEDS, COLLAPSE_SEEDS = range(240, 250), range(230, 233), range
 RATES_SEEDS = range(260, 263)
 RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/finetuning
 COLLAPSE_RATE = 1.2e-2  # of the recipe arith_collapse
-LOWEST = {"adamw": 1.25e-4, "muon": 1.25e-4, "pion": 5e-4}  # of seven rates, a factor 2 apart
+LOWEST = {
+    "adamw": 1.25e-4,
+    "muon": 1.25e-4,
+    "pion": 5e-4,
+}  # of rates a factor 2 apart
 STEPS = {"guard": 100, "box": 80, "collapse": 60, "rates": 40}
 FALLING = "--optim.clip all --optim.schedule linear --optim.warmup 0.05"
 Run = dict[str, Any]
@@ -81,6 +85,8 @@ def main() -> None:
     side_by_side = mps(given.state, print) if shares else nullcontext()
     with side_by_side, ThreadPoolExecutor(given.workers) as pool:
         list(pool.map(one, [cell for cell in cells if cell[:2] not in known]))
+    if given.study == "rates":
+        print_rates(runs)
     for name in sorted({run["name"] for run in runs}):
         better = name.replace("sparse", "two_part").replace("off", "rollback")
         for key in ("accuracy", "mean"):
@@ -132,13 +138,15 @@ def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
 
 def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
     flags = "--eval-every 10 --save-every 0 --rollout.prompts 16 --guard off"
+    grid = [(seed, k, optim) for seed in RATES_SEEDS for k in range(7) for optim in LOWEST]
+    grid += [(seed, k, optim) for k in (7, 8) for optim in ("muon", "pion") for seed in RATES_SEEDS]
+    for seed, k, optim in grid:
+        rate = LOWEST[optim] * 2**k
+        own = f"{flags} --optim.name {optim} --optim.lr {rate}"
+        own += " --optim.aux-lr 2.5e-4" * (optim != "adamw")
+        own += " --optim.cutoff aligned" * (optim == "pion")
+        yield f"{optim} {rate:g}", seed, own.split()
     for seed in RATES_SEEDS:
-        for k in range(7):
-            for optim, lowest in LOWEST.items():
-                own = f"{flags} --optim.name {optim} --optim.lr {lowest * 2**k}"
-                own += " --optim.aux-lr 2.5e-4" * (optim != "adamw")
-                own += " --optim.cutoff aligned" * (optim == "pion")
-                yield f"{optim} {lowest * 2**k:g}", seed, own.split()
         own = f"{flags} --optim.name muon --optim.lr 1e-6 --optim.aux-lr 1e-6"
         yield "muon 1e-06", seed, own.split()
 
@@ -191,6 +199,32 @@ def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> 
         }  # fmt: skip
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     return run
+
+
+def print_rates(runs: list[Run]) -> None:
+    """Final accuracies by rate, collapsed runs in brackets; best and safe rates of each rule."""
+    for optim in LOWEST:
+        rates = sorted({float(run["name"].split()[1]) for run in runs if optim in run["name"]})
+        means, safe, all_safe = {}, 0.0, True
+        for rate in rates:
+            mine = [run for run in runs if run["name"] == f"{optim} {rate:g}"]
+            mine.sort(key=lambda run: run["seed"])
+            bad = [collapsed(run) for run in mine]
+            means[rate] = fmean(run["accuracy"] for run in mine)
+            all_safe &= not any(bad)
+            safe = rate if all_safe else safe
+            ends = [f"{run['accuracy']:.3f}" for run in mine]
+            shown = [f"[{end}]" if one else end for end, one in zip(ends, bad, strict=True)]
+            print(f"| {optim} | {rate:g} | {', '.join(shown)} | {means[rate]:.3f} | "
+                  f"{fmean(run['mean'] for run in mine):.3f} |")  # fmt: skip
+        best = max(means, key=lambda rate: (means[rate], -rate))
+        print(f"{optim}: best {best:g}, highest safe {safe:g}, margin {safe / best:g}")
+
+
+def collapsed(run: Run) -> bool:
+    """Whether a run ended below half of its best point, or below its start."""
+    values = [value for _, value in run["curve"]]
+    return run["accuracy"] < max(max(values) / 2, values[0])
 
 
 def compare(runs: list[Run], better: str, other: str, key: str) -> None:
