@@ -60,6 +60,17 @@ def watch() -> set[str]:
     return {number for words in numbers for number in re.findall(r"\d+", words)}
 
 
+def rates() -> set[str]:
+    runs = [
+        run for run in read("claims/rates.json") if run["name"].split()[1] in ("0.004", "0.008")
+    ]
+    shown = {f"{runs[0]['curve'][0][1]:.3f}", str(runs[0]["steps"])}
+    for optim in ("adamw", "muon"):
+        ends = [run["accuracy"] for run in runs if optim in run["name"]]
+        shown |= {f"{min(ends):.3f}", f"{max(ends):.3f}"}
+    return shown
+
+
 def training() -> set[str]:
     made = read("training/result.json")
     losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
@@ -89,6 +100,7 @@ SOURCES: dict[str, Callable[[], set[str]]] = {
     "default_run/README.md)": default_run,
     "default_run/README.md#the-rescue)": rescue,
     "watch/README.md)": watch,
+    "claims/README.md#rates-of-the-tiny-model)": rates,
     "training/README.md)": training,
     "ppo/README.md)": ppo,
     "vla/README.md)": vla,
