@@ -151,7 +151,7 @@ def dispatch(args: list[str]) -> int:
         print(f"mesotron {__version__}")
         return 0
     for word in args:
-        if word.startswith("~") and os.path.expanduser(word) == word:
+        if word.startswith("~") and " " not in word and os.path.expanduser(word) == word:
             raise UsageError(f"{word}: there is no such user's home folder; write the path out")
     if args[0] in ("bench", "bundle"):  # former commands
         raise UsageError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
