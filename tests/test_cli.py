@@ -147,6 +147,7 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --trl --steps 3", "--trl needs a value"),
         ("plan --data", "--data needs a value"),
         ("eval ~no_such_user/run", "~no_such_user/run"),
+        ("train --data=~no_such_user/x.jsonl", "~no_such_user/x.jsonl"),
         ("train --task.data --model tiny", "--task.data needs a value"),
         ("train --data= --model tiny", "--data needs a value"),
         ("train --task.data mine.jsonl", "--model"),

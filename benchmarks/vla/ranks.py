@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.tournament.__main__ import protocol_commit
@@ -28,9 +29,8 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer for trials only")
     own = parser.parse_args()
-    flags = f"--world object10 --device cpu --state {own.state} --out {own.state} --test 1"
-    given = fill_in(make_parser().parse_args([*flags.split(), "--episodes", "200"]))
-    given.starts = 3000
+    flags = "--world object10 --device cpu --episodes 200 --starts 3000 --test 1 --state"
+    given = fill_in(make_parser().parse_args([*flags.split(), str(own.state), "--out", "."]))
     own.state.mkdir(parents=True, exist_ok=True)
     make_data(given, print)
     bench = Bench(given, math.inf)
@@ -51,7 +51,9 @@ def main() -> None:
             run = {"use": "reporting", "protocol": protocol_commit(), "seed": seed, "head": head}
             runs.append(run | {"steps": own.steps, "probed_before": PROBES, "ranks": ranks})
             own.result.write_text(json.dumps(runs, indent=1))
-            print(head, seed, ranks, flush=True)
+    for run in runs:
+        means = {part: round(fmean(values), 1) for part, values in run["ranks"].items()}
+        print(run["head"], run["seed"], means)
 
 
 if __name__ == "__main__":

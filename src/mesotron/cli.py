@@ -150,9 +150,9 @@ def dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"mesotron {__version__}")
         return 0
-    for word in args:
-        if word.startswith("~") and " " not in word and os.path.expanduser(word) == word:
-            raise UsageError(f"{word}: there is no such user's home folder; write the path out")
+    for path in (word.rpartition("=")[2] for word in args):
+        if path.startswith("~") and " " not in path and os.path.expanduser(path) == path:
+            raise UsageError(f"{path}: there is no such user's home folder; write the path out")
     if args[0] in ("bench", "bundle"):  # former commands
         raise UsageError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
     name, rest = split_name(args)
