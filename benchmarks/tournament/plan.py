@@ -39,7 +39,7 @@ CONTENDERS = {
     "muon": Contender(5e-5, ("optim.name=muon", REST)),
     "normuon": Contender(5e-5, ("optim.name=normuon", REST)),
     "pion": Contender(2e-4, ("optim.name=pion", "optim.cutoff=aligned", REST)),
-    "muon_sgd": Contender(5e-5, ("optim.name=muon_sgd",)),
+    "muon_sgd": Contender(5e-5, ("optim.name=muon_sgd", "optim.aux_lr=1e-3")),
     "lora_adamw": Contender(2e-4, ("optim.name=adamw", LORA)),
     "lora_product": Contender(5e-5, ("optim.name=muon", "optim.lora=product", LORA, REST)),
 }
