@@ -1,14 +1,14 @@
 """Label-free training, long enough to collapse: plain voting, M-GRPO, Co-rewarding-II and more.
 
     python -m benchmarks.self_labelled.run --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
-    python -m benchmarks.self_labelled.run --smollm2 smollm2 --device cuda --workers 9 --seeds 120 \
-        --minutes 9 --out /tmp/horizon --result OUT/tuning.json
+    python -m benchmarks.self_labelled.run --smollm2 smollm2 --device cuda --workers 8 --seeds 120 \
+        --report 220 221 222 --minutes 25 --out /tmp/horizon --result OUT/horizon.json
 
 Each run is `mesotron train` in a process of its own, several at once, at a constant rate; `grpo`
 has the gold answers and shows what the rate itself does. The first command is of the tiny model,
 with one KL weight for all; the second is the long horizon of PROTOCOL.md, each method with its
 published weight, from a supervised start that is made first. A run that is there already is not
-made again, one that was stopped is continued. The result holds the greedy held-out accuracy and
+made again, one that was stopped is continued, one that has collapsed is ended. The result holds the greedy held-out accuracy and
 what was logged, every tenth step.
 """
 
@@ -57,6 +57,7 @@ WARM = (
 )
 SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
+SURVIVES = 0.95  # of the best mean
 LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/label_accuracy",
           "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
           "completions/mean_length")  # fmt: skip
@@ -70,6 +71,8 @@ def main() -> None:
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--report", type=int, nargs="+", default=[], metavar="SEED",
+                        help="then the two best without gold labels on these seeds")  # fmt: skip
     parser.add_argument("--lr", type=float, nargs="+")
     parser.add_argument("--beta", type=float, help="KL weight for all (--smollm2: each its own)")
     parser.add_argument("--steps", type=int)
@@ -99,11 +102,31 @@ def main() -> None:
         mps(given.out, print) if shares else nullcontext(),
         ThreadPoolExecutor(given.workers) as pool,
     ):
-        list(pool.map(lambda cell: train(cell, given), cells))
-    found = [one for cell in cells if (one := summarise(cell, given))]
+        found = run_all(cells, given, pool)
+        if given.report and all(is_over(folder(cell, given), given) for cell in cells):
+            best = two_best(found)
+            print("the two best:", *best, flush=True)
+            cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in best]
+            found += run_all(cells, given, pool)
     given.result.write_text(json.dumps(found))
+
+
+def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecutor) -> list[dict]:
+    list(pool.map(lambda cell: train(cell, given), cells))
+    found = [one for cell in cells if (one := summarise(cell, given))]
     for one in found:
         print(*(one[key] for key in ("contender", "lr", "seed", "steps", "kept")), one["greedy"])
+    return found
+
+
+def two_best(found: list[dict]) -> list[str]:
+    """The label-free methods that survive, then by the mean of the last four evaluations."""
+
+    def place(one: dict) -> tuple[bool, float]:
+        return one["kept"] >= SURVIVES, fmean(value for _, value in one["greedy"][-WINDOW:])
+
+    free = [one for one in found if CONTENDERS[one["contender"]].split()[1] != "grpo"]
+    return [one["contender"] for one in sorted(free, key=place, reverse=True)[:2]]
 
 
 def folder(cell: Cell, given: argparse.Namespace) -> Path:
@@ -124,18 +147,36 @@ def warm_start(given: argparse.Namespace) -> Path:
 def train(cell: Cell, given: argparse.Namespace) -> None:
     """Train one run, unless it is finished or the time is up."""
     path, left = folder(cell, given), given.until - time.monotonic()
-    if (path / "result.json").exists() or left < 5:
+    if is_over(path, given) or left < 5:
         return
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
             command(cell, given), stdout=log, stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        try:
-            process.wait(None if math.isinf(left) else left)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # saves a checkpoint and exits
-            process.wait()
+        while process.poll() is None:
+            if time.monotonic() > given.until or is_over(path, given):
+                process.terminate()  # saves a checkpoint and exits
+                process.wait()
+            time.sleep(2)
+
+
+def is_over(path: Path, given: argparse.Namespace) -> bool:
+    """Whether a run has ended, or on the long horizon its last four evaluations are below half of
+    the start."""
+    if (path / "result.json").exists():
+        return True
+    values = [value for _, value in curve(path)] if given.smollm2 else []
+    return len(values) > WINDOW and fmean(values[-WINDOW:]) < values[0] / 2
+
+
+def curve(path: Path) -> list[tuple[int, float]]:
+    """Steps and greedy accuracy so far; empty before the first step."""
+    rows = read_rows(path / "metrics.jsonl")
+    if not rows:
+        return []
+    start = json.loads((path / "before.json").read_text())["greedy"]["strict"]["value"]
+    return [(0, start), *((r["step"], r["eval/greedy"]) for r in rows if "eval/greedy" in r)]
 
 
 def command(cell: Cell, given: argparse.Namespace) -> list[str]:
@@ -170,8 +211,7 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
     rows = read_rows(path / "metrics.jsonl")
     if not rows:
         return None
-    seen = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
-    start = json.loads((path / "before.json").read_text())["greedy"]["strict"]["value"]
+    greedy = curve(path)
     reports = {"use": "reporting" if seed >= 200 else "tuning", "protocol": given.protocol}
     return {
         **(reports if given.protocol else {}),
@@ -180,8 +220,8 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
         "seed": seed,
         "steps": rows[-1]["step"],
         "seconds": sum(row["time/step"] for row in rows),
-        "greedy": [(0, start), *seen],
-        "kept": kept([start, *(value for _, value in seen)]),
+        "greedy": greedy,
+        "kept": kept([value for _, value in greedy]),
         "logged": {key: tens(rows, key) for key in LOGGED if key in rows[0]},
     }
 

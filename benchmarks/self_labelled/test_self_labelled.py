@@ -1,11 +1,19 @@
 """The long horizon's rule of survival, and the command line of its runs."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.self_labelled.run import CONTENDERS, HORIZON, command, kept
+from benchmarks.self_labelled.run import (
+    CONTENDERS,
+    HORIZON,
+    command,
+    is_over,
+    kept,
+    two_best,
+)
 
 
 def test_a_run_keeps_the_last_mean_of_four_over_the_best():
@@ -23,3 +31,21 @@ def test_methods_of_the_long_horizon_are_valid_commands(name, tmp_path):
     beta = float(typed[typed.index("--objective.beta") + 1])
     assert (beta == 0) == (CONTENDERS[name].split()[1] == "grpo")
     assert typed[typed.index("--model.name") + 1] == "warm"
+
+
+def test_survivors_come_first_and_gold_labels_do_not_count():
+    ends = {"grpo": (1.0, 0.9), "vote": (0.5, 0.8), "mgrpo": (0.96, 0.5), "leashed": (0.99, 0.6)}
+    found = [
+        {"contender": name, "kept": kept, "greedy": [(25 * k, end) for k in range(5)]}
+        for name, (kept, end) in ends.items()
+    ]
+    assert two_best(found) == ["leashed", "mgrpo"]
+
+
+@pytest.mark.parametrize(("last", "over"), [(0.1, True), (0.3, False)])
+def test_a_run_below_half_of_its_start_is_over_on_the_long_horizon(tmp_path, last, over):
+    (tmp_path / "before.json").write_text(json.dumps({"greedy": {"strict": {"value": 0.5}}}))
+    rows = [{"step": 25 * k, "eval/greedy": last} for k in range(1, 5)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert is_over(tmp_path, argparse.Namespace(smollm2="smollm2")) == over
+    assert not is_over(tmp_path, argparse.Namespace(smollm2=None))

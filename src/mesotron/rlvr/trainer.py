@@ -10,6 +10,7 @@ the methods of TRL that are overridden, and the versions they were tested with.
 
 import copy
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from mesotron.rlvr.dataset import Batch, Curriculum, Rows
 from mesotron.rlvr.dynamic import PromptStream, Resampler
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
+from mesotron.rlvr.fast.packing import keep_groups
 from mesotron.rlvr.fast.recording import SharedPromptPass
 from mesotron.rlvr.labels import low_entropy_outliers
 from mesotron.rlvr.losses import LossInputs, correction_weight, own_loss, policy_metrics
@@ -190,6 +192,24 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.model
 
     # The rollout
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        known = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        steps = self.args.steps_per_generation or 1
+        number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
+        fresh = self._buffered_inputs is not known
+        if not (fresh and number > 1 and self.shared_prompts and self._order_is_free()):
+            return inputs
+        # TRL shuffled the rows, after which few of a micro-batch share a prompt.
+        parts = [self._buffered_inputs[k : k + number] for k in range(0, steps, number)]
+        self._buffered_inputs = [batch for part in parts for batch in keep_groups(part)]
+        return self._buffered_inputs[self._step % steps]
+
+    def _order_is_free(self) -> bool:
+        """Whether the loss is the same for any distribution of rows over micro-batches."""
+        by_part = self.loss_type == "bnpo" or self.objective.cov_share  # means over a micro-batch
+        return not (by_part or self._entropy_bonus_enabled or self.top_entropy_quantile < 1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.policy.training:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from trl.trainer.utils import split_tensor_dict
 
-from mesotron.rlvr.fast.packing import IGNORED, find_groups, pack_groups
+from mesotron.rlvr.fast.packing import IGNORED, find_groups, keep_groups, pack_groups
 from support.rlvr_tiny import NETWORKS, make_groups, make_network
 
 
@@ -48,3 +49,16 @@ def test_padding_is_no_token():
     groups = find_groups(ids.masked_fill(mask == 0, -1))
     assert (len(groups.first), groups.largest) == (2, 2)
     assert sorted(groups.slots.tolist()) == [0, 1, 2]
+
+
+def test_micro_batches_keep_groups_in_their_random_order():
+    ids = torch.tensor([[7, 1], [5, 2], [7, 3], [0, 4], [5, 5], [0, 6]])
+    mask = (ids[:, :1] > 0).long()
+    batch = {
+        "prompt_ids": ids[:, :1], "prompt_mask": mask, "completion_ids": ids[:, 1:],
+        "names": list("abcdef"), "num_items": torch.tensor(6), "images": None,
+    }  # fmt: skip
+    parts = keep_groups(split_tensor_dict(batch, 3))
+    assert [part["completion_ids"].flatten().tolist() for part in parts] == [[1, 3], [2, 5], [4, 6]]
+    assert [part["names"] for part in parts] == [["a", "c"], ["b", "e"], ["d", "f"]]
+    assert all(part["num_items"] == 6 and part["images"] is None for part in parts)

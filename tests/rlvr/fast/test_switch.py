@@ -101,6 +101,22 @@ def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
     tiny.assert_same_steps(plain, shared)
 
 
+def test_micro_batches_hold_whole_groups_and_make_the_same_steps(tmp_path):
+    settings = {"gradient_accumulation_steps": 4, "loss_type": "dapo"}
+    parts = {"train_dataset": tiny.long_sums()}
+    plain = tiny.make_trainer(tmp_path, parts=parts, **settings)
+    plain.train()
+    shared = tiny.make_trainer(tmp_path, parts={**parts, "fast": True}, **settings)
+    shared.fast = FastPaths(share_prompts=True)
+    prompts, compute = [], shared._compute_loss
+    shared._compute_loss = lambda model, batch: (
+        prompts.append(len(batch["prompt_ids"].unique(dim=0))) or compute(model, batch)
+    )
+    shared.train()
+    assert max(prompts) == 2  # groups of 4 in 8 rows
+    tiny.assert_same_steps(plain, shared, logged=["loss"])
+
+
 def test_recorded_passes_train_adapters_alone(tmp_path):
     parts = {"fast": True, "peft_config": lora(), "train_dataset": tiny.long_sums()}
     trainer = tiny.make_trainer(tmp_path, parts=parts, beta=0.1, bf16=True)

@@ -8,10 +8,13 @@ Shapes: B completions of up to T tokens, U rows, each a prompt padded to P and a
 of it; a packed row has S = P - 1 + G T tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer.utils import split_tensor_dict
 
 IGNORED = -100  # the label that is not scored
 # Largest ratio of attention's token pairs in packed rows to those in unpacked rows. The mask of
@@ -133,6 +136,26 @@ def find_groups(rows: Tensor, most: int | None = None) -> Groups:
     part = torch.arange(U, device=rows.device) - before[of]
     slots = (before[kind] + number // G) * G + number % G
     return Groups(first=order[starts[of] + part * G], largest=G, slots=slots)
+
+
+def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of shuffled micro-batches in an order that keeps a prompt's completions together;
+    groups stay in their random order."""
+    prompts = [x["prompt_ids"].masked_fill(x["prompt_mask"] == 0, -1) for x in batches]
+    _, kind = torch.cat(prompts).unique(dim=0, return_inverse=True)
+    first = torch.full_like(kind, len(kind))
+    first.scatter_reduce_(0, kind, torch.arange(len(kind), device=kind.device), "amin")
+    order = first[kind].argsort(stable=True)
+
+    def placed(values: list[Any]) -> Any:
+        if isinstance(values[0], list):
+            rows = sum(values, [])
+            return [rows[k] for k in order.tolist()]
+        is_column = isinstance(values[0], Tensor) and values[0].ndim > 0
+        return torch.cat(values)[order] if is_column else values[0]
+
+    columns = {name: placed([batch[name] for batch in batches]) for name in batches[0]}
+    return split_tensor_dict(columns, len(batches))
 
 
 def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
