@@ -8,8 +8,8 @@ Each run is `mesotron train` in a process of its own, several at once, at a cons
 has the gold answers and shows what the rate itself does. The first command is of the tiny model,
 with one KL weight for all; the second is the long horizon of PROTOCOL.md, each method with its
 published weight, from a supervised start that is made first. A run that is there already is not
-made again, one that was stopped is continued, one that has collapsed is ended. The result holds the greedy held-out accuracy and
-what was logged, every tenth step.
+made again, one that was stopped is continued, one that has collapsed is ended. The result holds
+the greedy held-out accuracy and what was logged, every tenth step.
 """
 
 import argparse

@@ -146,15 +146,11 @@ def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     first = torch.full_like(kind, len(kind))
     first.scatter_reduce_(0, kind, torch.arange(len(kind), device=kind.device), "amin")
     order = first[kind].argsort(stable=True)
-
-    def placed(values: list[Any]) -> Any:
-        if isinstance(values[0], list):
-            rows = sum(values, [])
-            return [rows[k] for k in order.tolist()]
-        is_column = isinstance(values[0], Tensor) and values[0].ndim > 0
-        return torch.cat(values)[order] if is_column else values[0]
-
-    columns = {name: placed([batch[name] for batch in batches]) for name in batches[0]}
+    columns = {
+        name: value if value is None or value.ndim == 0  # of all rows
+        else torch.cat([batch[name] for batch in batches])[order]
+        for name, value in batches[0].items()
+    }  # fmt: skip
     return split_tensor_dict(columns, len(batches))
 
 
