@@ -23,7 +23,7 @@ class OptimConfig(Config, prefix="optim."):
     lr: float = setting(1e-5, ge=0)
     """Learning rate in AdamW's unit, whatever the optimizer."""
     aux_lr: float | None = setting(None, ge=0)
-    """Rate of the auxiliary rule for embeddings, norms and heads (unset: lr, or 0.1 for SGD)."""
+    """Rate of the auxiliary rule for embeddings, norms and heads (unset: lr, or 1e-3 for SGD)."""
     per_head: bool = False
     """Filter attention projections head by head."""
     promote: int | None = setting(None, ge=0, le=PION_STEPS)
