@@ -1,15 +1,16 @@
 """Label-free training, long enough to collapse: plain voting, M-GRPO, Co-rewarding-II and more.
 
-    python -m benchmarks.self_labelled.run --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
+    python -m benchmarks.self_labelled.run --seeds 120 --report 223 224 225 \
+        --also vote mgrpo corewarding --workers 2
     python -m benchmarks.self_labelled.run --smollm2 smollm2 --device cuda --workers 8 --seeds 120 \
         --report 220 221 222 --minutes 25 --out /tmp/horizon --result OUT/horizon.json
 
-Each run is `mesotron train` in a process of its own, several at once, at a constant rate; `grpo`
-has the gold answers and shows what the rate itself does. The first command is of the tiny model,
-with one KL weight for all; the second is the long horizon of PROTOCOL.md, each method with its
-published weight, from a supervised start that is made first. A run that is there already is not
-made again, one that was stopped is continued, one that has collapsed is ended. The result holds
-the greedy held-out accuracy and what was logged, every tenth step.
+The long horizon of PROTOCOL.md: the tiny model on a CPU, then SmolLM2 from a supervised start that
+is made first. Each run is `mesotron train` in a process of its own, several at once, at a constant
+rate and with its method's published KL weight; `grpo` has the gold answers and shows what the rate
+itself does. A run that is there already is not made again, one that was stopped is continued, one
+that has collapsed is ended. The result holds the greedy held-out accuracy and what was logged,
+every tenth step.
 """
 
 import argparse
@@ -31,25 +32,18 @@ from mesotron.runs.files import read_rows
 HERE = Path(__file__).parent
 CONTENDERS = {
     "vote": "--objective.name vote",
-    "mgrpo_momentum": "--objective.name mgrpo --objective.entropy-filter off",
     "mgrpo": "--objective.name mgrpo",
-    # A tiny policy moves as far in 100 steps as a large one in thousands, an anchor of 0.99 with
-    # it: one that remembers 1,000 steps, and one of these with as many votes as the policy.
     "mgrpo_slow": "--objective.name mgrpo --objective.momentum 0.999",
-    "mgrpo_half": "--objective.name mgrpo --objective.momentum 0.999 "
-    "--objective.momentum-generations 4",
     "corewarding": "--objective.name corewarding",
-    # Ours: labels from a slow anchor, only where it is sure, and weights that cannot go far.
-    "slow_anchor": "--objective.name corewarding --objective.momentum 0.999",
-    "sure_anchor": "--objective.name corewarding --objective.momentum 0.999 "
-    "--objective.min-vote-share 0.6",
-    "leashed": "--objective.name corewarding --objective.momentum 0.999 "
-    "--objective.min-vote-share 0.6 --optim.leash 0.003",
+    # Ours: a slower anchor, labels only where its votes are unanimous, and both.
+    "slow": "--objective.name corewarding --objective.momentum 0.999",
+    "sure": "--objective.name corewarding --objective.min-vote-share 0.9",
+    "sure_slow": "--objective.name corewarding --objective.momentum 0.999 "
+    "--objective.min-vote-share 0.9",
     "grpo": "--objective.name grpo",
 }
-HORIZON = ("vote", "mgrpo", "mgrpo_slow", "corewarding", "slow_anchor", "sure_anchor", "leashed",
-           "grpo")  # fmt: skip
-# The setting of the long horizon, and the supervised start that it has: about 0.5.
+TINY = "arith_mgrpo --rollout.fast true"
+# SmolLM2's setting, and the supervised start that it has: about 0.5.
 SMOLLM2 = "arith_smollm2 --optim.name muon --optim.aux-lr 5e-6"
 WARM = (
     "--task.name sums --task.format answer --task.few-shot 2 --task.num-eval 512 --batch 32 "
@@ -57,7 +51,7 @@ WARM = (
 )
 SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
-SURVIVES = 0.95  # of the best mean
+SURVIVES, COLLAPSED = 0.95, 0.8  # of the best mean
 LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/label_accuracy",
           "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
           "completions/mean_length")  # fmt: skip
@@ -65,17 +59,18 @@ Cell = tuple[str, float, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Plain voting against M-GRPO")
+    parser = argparse.ArgumentParser(description="Training without gold labels")
     parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
     parser.add_argument("--result", type=Path, default=HERE / "result.json")
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[120])
     parser.add_argument("--report", type=int, nargs="+", default=[], metavar="SEED",
                         help="then the two best without gold labels on these seeds")  # fmt: skip
+    parser.add_argument("--also", nargs="+", choices=CONTENDERS, default=[],
+                        help="others on these seeds")  # fmt: skip
     parser.add_argument("--lr", type=float, nargs="+")
-    parser.add_argument("--beta", type=float, help="KL weight for all (--smollm2: each its own)")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--warm", type=Path, help="a supervised start that is there already")
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
@@ -84,12 +79,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop, resumable, after")
     given = parser.parse_args()
     long = given.smollm2 is not None
-    given.contenders = given.contenders or (HORIZON if long else ("vote", "mgrpo", "grpo"))
-    given.lr = given.lr or ([1e-5] if long else [3e-4, 6e-4])
-    given.beta = 0.005 if given.beta is None and not long else given.beta
-    given.steps = given.steps or (1500 if long else 300)
-    given.prompts = given.prompts or (32 if long else 16)
-    given.protocol = given.protocol or (protocol_commit() if long else "")
+    given.lr = given.lr or ([1e-5] if long else [3e-4])
+    given.prompts = given.prompts or (32 if long else 8)
+    given.protocol = given.protocol or protocol_commit()
     given.until = time.monotonic() + 60 * given.minutes
     given.out.mkdir(parents=True, exist_ok=True)
     if long:
@@ -103,10 +95,11 @@ def main() -> None:
         ThreadPoolExecutor(given.workers) as pool,
     ):
         found = run_all(cells, given, pool)
-        if given.report and all(is_over(folder(cell, given), given) for cell in cells):
+        if given.report and all(is_over(folder(cell, given)) for cell in cells):
             best = two_best(found)
             print("the two best:", *best, flush=True)
-            cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in best]
+            names = [*best, *(name for name in given.also if name not in best)]
+            cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in names]
             found += run_all(cells, given, pool)
     given.result.write_text(json.dumps(found))
 
@@ -147,7 +140,7 @@ def warm_start(given: argparse.Namespace) -> Path:
 def train(cell: Cell, given: argparse.Namespace) -> None:
     """Train one run, unless it is finished or the time is up."""
     path, left = folder(cell, given), given.until - time.monotonic()
-    if is_over(path, given) or left < 5:
+    if is_over(path) or left < 5:
         return
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
@@ -155,19 +148,16 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         while process.poll() is None:
-            if time.monotonic() > given.until or is_over(path, given):
+            if time.monotonic() > given.until or is_over(path):
                 process.terminate()  # saves a checkpoint and exits
                 process.wait()
             time.sleep(2)
 
 
-def is_over(path: Path, given: argparse.Namespace) -> bool:
-    """Whether a run has ended, or on the long horizon its last four evaluations are below half of
-    the start."""
-    if (path / "result.json").exists():
-        return True
-    values = [value for _, value in curve(path)] if given.smollm2 else []
-    return len(values) > WINDOW and fmean(values[-WINDOW:]) < values[0] / 2
+def is_over(path: Path) -> bool:
+    """Whether a run has ended or collapsed."""
+    done = (path / "result.json").exists()
+    return done or kept([value for _, value in curve(path)]) < COLLAPSED
 
 
 def curve(path: Path) -> list[tuple[int, float]]:
@@ -185,11 +175,11 @@ def command(cell: Cell, given: argparse.Namespace) -> list[str]:
     typed = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
         return [*typed, "--resume", str(path)]
-    recipe, dtype, every = "arith_mgrpo", "float32", 10
+    recipe, dtype, every = TINY, "float32", 10
     if given.warm is not None:
         recipe, every = f"{SMOLLM2} --model.name {given.warm}", 25
         dtype = "mixed" if given.device == "cuda" else "float32"
-    beta = published_beta(CONTENDERS[name].split()[1]) if given.beta is None else given.beta
+    beta = published_beta(CONTENDERS[name].split()[1])
     flags = f"{recipe} {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
     flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {beta}"
     flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype {dtype}"
@@ -212,9 +202,9 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
     if not rows:
         return None
     greedy = curve(path)
-    reports = {"use": "reporting" if seed >= 200 else "tuning", "protocol": given.protocol}
     return {
-        **(reports if given.protocol else {}),
+        "use": "reporting" if seed >= 200 else "tuning",
+        "protocol": given.protocol,
         "contender": name,
         "lr": lr,
         "seed": seed,
@@ -228,8 +218,8 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
 
 def kept(values: list[float]) -> float:
     """The last mean of four evaluations over the best one; a run survives with 0.95."""
-    means = [fmean(values[k : k + WINDOW]) for k in range(max(1, len(values) - WINDOW + 1))]
-    return means[-1] / max(*means, 1e-9)
+    means = [fmean(values[k : k + WINDOW]) for k in range(len(values) - WINDOW + 1)]
+    return means[-1] / max(*means, 1e-9) if means else 1.0
 
 
 def tens(rows: list[dict], key: str) -> list[float]:
