@@ -48,6 +48,7 @@ HEALTHY = {
     "tools/turns": (2.0, 2.5, 0.1),
     "tools/unfinished": (0.05, 0.02, 0.02),
     "time/step": (2.0, 2.2, 0.2),
+    "votes/abstained": (0.1, 0.1, 0.02),
 }
 EVALS = {
     "eval/greedy": (0.4, 0.75, 0.02),
@@ -140,6 +141,9 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "zero_gradient": lambda seed: [
         row | ({"grad_norm": 0.0} if row["step"] >= TURN else {}) for row in healthy(seed)
     ],
+    "no_labels": lambda seed: constant(
+        healthy(seed), votes__abstained=1.0, reward=0.0, groups__zero_signal=1.0
+    ),
     "reward_starvation": lambda seed: constant(
         healthy(seed), reward=0.0, groups__zero_signal=1.0, groups__all_wrong=1.0,
         groups__all_right=0.0,

@@ -32,7 +32,7 @@ def test_a_detector_fires_on_its_failure_and_is_the_cause(name):
     event = next(event for event in found if event.severity == severity)
     assert event.evidence
     assert all(math.isfinite(item.now) for item in event.evidence)
-    from_the_start = name in ("dead_optimizer", "reward_starvation", "constant_reward")
+    from_the_start = name in ("dead_optimizer", "no_labels", "reward_starvation", "constant_reward")
     assert event.step < TURN if from_the_start else event.step >= TURN
     if name not in ONLY_WARN:
         assert (diagnosis.condition, diagnosis.cause) == ("dead", name)
