@@ -1,9 +1,11 @@
-"""Held-out accuracy of every run of the study, one panel for each rate.
+"""Held-out accuracy of the runs of a result: the tuning seed on the left, reporting seeds on the
+right.
 
-python -m benchmarks.self_labelled.draw
+python -m benchmarks.self_labelled.draw [RESULT.json PICTURE.png]
 """
 
 import json
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -12,27 +14,36 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from benchmarks.self_labelled.run import CONTENDERS
+
 HERE = Path(__file__).parent
-COLOURS = {"vote": "tab:red", "mgrpo": "tab:blue", "grpo": "tab:green"}
-WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO, as published", "grpo": "gold answers (GRPO)"}
+WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentum 0.999",
+         "corewarding": "Co-rewarding-II", "slow": "Co-rewarding-II, momentum 0.999",
+         "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
+         "grpo": "gold labels"}  # fmt: skip
 
 
 def main() -> None:
-    runs = json.loads((HERE / "result.json").read_text())
-    rates = sorted({run["lr"] for run in runs})
+    source, picture = sys.argv[1:] or (HERE / "result.json", HERE / "curves.png")
+    runs = json.loads(Path(source).read_text())
     figure, axes = pyplot.subplots(
-        1, len(rates), figsize=(10, 3.4), constrained_layout=True, sharey=True
+        1, 2, figsize=(11, 4), constrained_layout=True, sharex=True, sharey=True
     )
-    for axis, rate in zip(axes, rates):
-        for run in (run for run in runs if run["lr"] == rate):
-            name = run["contender"]
-            label = WORDS[name] if run["seed"] == 0 else None
-            axis.plot(*zip(*run["greedy"]), color=COLOURS[name], lw=1, label=label)
-        axis.set(title=f"constant rate {rate:g}", xlabel="step", ylim=(0, 0.65))
+    colors = {name: f"C{k}" for k, name in enumerate(CONTENDERS)}
+    for axis, use in zip(axes, ("tuning", "reporting")):
+        chosen = [run for run in runs if run["use"] == use]
+        for run in chosen:
+            axis.plot(*zip(*run["greedy"]), color=colors[run["contender"]], lw=1)
+            axis.plot(*run["greedy"][-1], "o", color=colors[run["contender"]], ms=4)
+        seeds = ", ".join(map(str, sorted({run["seed"] for run in chosen})))
+        axis.set(title=f"{use}: seed {seeds}", xlabel="step", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("greedy accuracy, 200 held-out problems")
-    axes[0].legend(fontsize=8)
-    figure.savefig(HERE / "curves.png", dpi=100)
+    shown = {run["contender"] for run in runs}
+    for name in (name for name in CONTENDERS if name in shown):
+        axes[0].plot([], [], color=colors[name], label=WORDS[name])
+    axes[0].set_ylabel("greedy accuracy on held-out problems")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    figure.savefig(picture, dpi=100)
 
 
 if __name__ == "__main__":

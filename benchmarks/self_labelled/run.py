@@ -52,8 +52,8 @@ WARM = (
 SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
 SURVIVES, COLLAPSED = 0.95, 0.8  # of the best mean
-LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/label_accuracy",
-          "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
+LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/abstained",
+          "votes/label_accuracy", "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
           "completions/mean_length")  # fmt: skip
 Cell = tuple[str, float, int]
 
@@ -66,9 +66,9 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[120])
     parser.add_argument("--report", type=int, nargs="+", default=[], metavar="SEED",
-                        help="then the two best without gold labels on these seeds")  # fmt: skip
+                        help="seeds for the two best label-free methods")  # fmt: skip
     parser.add_argument("--also", nargs="+", choices=CONTENDERS, default=[],
-                        help="others on these seeds")  # fmt: skip
+                        help="further methods to report")  # fmt: skip
     parser.add_argument("--lr", type=float, nargs="+")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--warm", type=Path, help="a supervised start that is there already")
@@ -95,7 +95,10 @@ def main() -> None:
         ThreadPoolExecutor(given.workers) as pool,
     ):
         found = run_all(cells, given, pool)
-        if given.report and all(is_over(folder(cell, given)) for cell in cells):
+        left = [folder(cell, given).name for cell in cells if not is_over(folder(cell, given))]
+        if left:
+            print("not finished; start again to continue:", *left)
+        elif given.report:
             best = two_best(found)
             print("the two best:", *best, flush=True)
             names = [*best, *(name for name in given.also if name not in best)]
@@ -114,12 +117,13 @@ def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecut
 
 def two_best(found: list[dict]) -> list[str]:
     """The label-free methods that survive, then by the mean of the last four evaluations."""
-
-    def place(one: dict) -> tuple[bool, float]:
-        return one["kept"] >= SURVIVES, fmean(value for _, value in one["greedy"][-WINDOW:])
-
-    free = [one for one in found if CONTENDERS[one["contender"]].split()[1] != "grpo"]
-    return [one["contender"] for one in sorted(free, key=place, reverse=True)[:2]]
+    places: dict[str, list[tuple[bool, float]]] = {}
+    for one in found:
+        last = fmean(value for _, value in one["greedy"][-WINDOW:])
+        places.setdefault(one["contender"], []).append((one["kept"] >= SURVIVES, last))
+    places.pop("grpo", None)
+    mean = {name: tuple(map(fmean, zip(*values))) for name, values in places.items()}
+    return sorted(mean, key=lambda name: mean[name], reverse=True)[:2]
 
 
 def folder(cell: Cell, given: argparse.Namespace) -> Path:
@@ -151,22 +155,23 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
             if time.monotonic() > given.until or is_over(path):
                 process.terminate()  # saves a checkpoint and exits
                 process.wait()
+                return
             time.sleep(2)
+    if process.returncode:
+        print(f"{path.name} failed; see {log.name}", flush=True)
 
 
 def is_over(path: Path) -> bool:
-    """Whether a run has ended or collapsed."""
-    done = (path / "result.json").exists()
-    return done or kept([value for _, value in curve(path)]) < COLLAPSED
+    """Whether a run has ended or collapsed, whatever came after its collapse."""
+    values = [value for _, value in curve(path)]
+    prefixes = (values[:k] for k in range(WINDOW, len(values) + 1))
+    return (path / "result.json").exists() or any(kept(some) < COLLAPSED for some in prefixes)
 
 
 def curve(path: Path) -> list[tuple[int, float]]:
-    """Steps and greedy accuracy so far; empty before the first step."""
-    rows = read_rows(path / "metrics.jsonl")
-    if not rows:
-        return []
-    start = json.loads((path / "before.json").read_text())["greedy"]["strict"]["value"]
-    return [(0, start), *((r["step"], r["eval/greedy"]) for r in rows if "eval/greedy" in r)]
+    """Steps and greedy accuracy so far; the first row has that of the start."""
+    rows = [row for row in read_rows(path / "metrics.jsonl") if "eval/greedy" in row]
+    return [(row["step"] if k else 0, row["eval/greedy"]) for k, row in enumerate(rows)]
 
 
 def command(cell: Cell, given: argparse.Namespace) -> list[str]:
@@ -212,7 +217,7 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
         "seconds": sum(row["time/step"] for row in rows),
         "greedy": greedy,
         "kept": kept([value for _, value in greedy]),
-        "logged": {key: tens(rows, key) for key in LOGGED if key in rows[0]},
+        "logged": {key: tens(rows, key) for key in LOGGED if any(key in row for row in rows)},
     }
 
 
@@ -222,10 +227,10 @@ def kept(values: list[float]) -> float:
     return means[-1] / max(*means, 1e-9) if means else 1.0
 
 
-def tens(rows: list[dict], key: str) -> list[float]:
-    """Means of ten rows each, to five digits."""
-    blocks = [rows[k : k + 10] for k in range(0, len(rows), 10)]
-    return [float(f"{sum(row[key] for row in block) / len(block):.5g}") for block in blocks]
+def tens(rows: list[dict], key: str) -> list[float | None]:
+    """Means of ten rows each, to five digits; None where no row has the value."""
+    blocks = [[r[key] for r in rows[k : k + 10] if key in r] for k in range(0, len(rows), 10)]
+    return [float(f"{fmean(block):.5g}") if block else None for block in blocks]
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ def test_survivors_come_first_and_gold_labels_do_not_count():
 
 @pytest.mark.parametrize(("last", "over"), [(0.3, True), (0.45, False)])
 def test_a_run_below_its_best_by_a_fifth_is_over(tmp_path, last, over):
-    (tmp_path / "before.json").write_text(json.dumps({"greedy": {"strict": {"value": 0.5}}}))
-    values = [0.5] * 3 + [last] * 4
-    rows = [{"step": 25 * k, "eval/greedy": value} for k, value in enumerate(values, 1)]
+    values = [0.5] * 4 + [last] * 4 + [0.6] * 4
+    rows = [{"step": 25 * k, "eval/greedy": value} for k, value in enumerate(values)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert is_over(tmp_path) == over
