@@ -73,9 +73,10 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "cold start": (cold(20), "healthy", None, {"update_explosion", "stop"}),
     "long cold start": (cold(60), "healthy", None, {"update_explosion"}),
     "no signal": (silent(0.0), "dead", "reward_starvation", set()),
-    "few labels": (
-        [row | {"votes/abstained": 0.75, "reward": 0.2 + 0.0005 * row["step"]} for row in silent(
-            0.2)], "healthy", None, {"reward_starvation", "no_labels"}),
+    "few labels": (trl(lambda k: 0.2, frac_reward_zero_std=0.9, votes__abstained=0.75), "healthy",
+                   None, {"reward_starvation", "no_labels"}),
+    "few labels, no signal": (
+        silent(0.05, frac_reward_zero_std=1.0, votes__abstained=0.75), "dead", "no_labels", set()),
     "penalty floor": (silent(-0.1), "dead", "reward_starvation", set()),
     "floor, only a reward": (only(silent(-0.1), "reward"), "dead", "reward_starvation", set()),
     "solved at once": (trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (

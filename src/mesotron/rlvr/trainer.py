@@ -438,8 +438,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._note(metrics)
         if not metrics:  # TRL logs 0 for a mean over no tokens; NaN is left out of its averages
             logged = self._metrics[self._mode()]
-            for name in logged.keys() & {"entropy", "kl"}:
-                logged[name][-1] = torch.nan
+            for name in logged:
+                if name in ("entropy", "kl") or "clip_ratio" in name:
+                    logged[name][-1] = torch.nan
         if self._last_world_entropy == 0 and entropy != 0:
             # No token trained in this step, which TRL took for a policy without entropy.
             self.entropy_coef, self._last_world_entropy = coef, entropy
