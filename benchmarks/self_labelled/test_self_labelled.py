@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.self_labelled.run import (
-    CONTENDERS,
-    command,
-    is_over,
-    kept,
-    two_best,
-)
+from benchmarks.self_labelled.run import CONTENDERS, command, is_over, kept, two_best
 
 
 def test_a_run_keeps_the_last_mean_of_four_over_the_best():

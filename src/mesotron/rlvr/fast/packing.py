@@ -142,10 +142,8 @@ def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of shuffled micro-batches in an order that keeps a prompt's completions together;
     groups stay in their random order."""
     prompts = [x["prompt_ids"].masked_fill(x["prompt_mask"] == 0, -1) for x in batches]
-    _, kind = torch.cat(prompts).unique(dim=0, return_inverse=True)
-    first = torch.full_like(kind, len(kind))
-    first.scatter_reduce_(0, kind, torch.arange(len(kind), device=kind.device), "amin")
-    order = first[kind].argsort(stable=True)
+    groups = find_groups(torch.cat(prompts))
+    order = groups.first[groups.slots // groups.largest].argsort(stable=True)
     columns = {
         name: value if value is None or value.ndim == 0  # of all rows
         else torch.cat([batch[name] for batch in batches])[order]
