@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean, stdev
+from threading import Lock
 from typing import Any
 
 from benchmarks._lib.mps import mps
@@ -68,13 +69,15 @@ def main() -> None:
     runs: list[Run] = json.loads(given.result.read_text()) if given.result.exists() else []
     known = {(run["name"], run["seed"]) for run in runs}
     cells = CELLS[given.study](given)
+    writing = Lock()
 
     def one(cell: Cell) -> None:
         if (run := train(*cell, given)) is not None:
-            runs.append(run)
-            draft = given.result.with_suffix(".draft")
-            draft.write_text(json.dumps(runs))
-            os.replace(draft, given.result)
+            with writing:
+                runs.append(run)
+                draft = given.result.with_suffix(".draft")
+                draft.write_text(json.dumps(runs))
+                os.replace(draft, given.result)
             print({key: value for key, value in run.items() if key != "curve"}, flush=True)
 
     shares = given.device == "cuda" and given.workers > 1
