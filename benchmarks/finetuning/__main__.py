@@ -44,7 +44,6 @@ def main() -> None:
         if file.exists():
             done |= {key_of(cell): cell for cell in json.loads(file.read_text())["cells"]}
     failed: dict[str, str] = {}
-    settings = {**vars(given), "plain": False, "micro_batch": 256, "set": given.set}
 
     def following(busy: set[str]) -> Cell | None:
         taken = {*done, *busy, *failed}
@@ -56,8 +55,8 @@ def main() -> None:
             say(f"FAILED {key}: {error.strip().splitlines()[-1]}")
         elif cell is not None:
             done[key] = cell
-            words = [f"{name} {cell[name]:.4f}" for name in ("loss", "accuracy") if name in cell]
-            say(f"{key}: {', '.join(words)}, forgetting {cell['forgetting']:+.4f}")
+            words = [f"{name} {cell[name]:.4f}" for name in ("loss", "accuracy", "forgetting")]
+            say(f"{key}: {', '.join(words)}")
         write()
 
     def write() -> None:
@@ -76,7 +75,7 @@ def main() -> None:
         side_by_side = mps(given.state, say) if shares else nullcontext()
         with side_by_side, (given.state / "workers.log").open("ab") as log:
             work_through(
-                "benchmarks.finetuning.cells:run_cell", settings, following, take, key_of,
+                "benchmarks.finetuning.cells:run_cell", vars(given), following, take, key_of,
                 num_workers=given.workers, deadline=began + 60 * given.minutes, grace=GRACE,
                 threads=given.threads, log=log,
             )  # fmt: skip
@@ -97,15 +96,13 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=100, help="of a supervised cell")
-    parser.add_argument("--rl-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--first", type=int, default=0, help="rates are 1e-5 * 2^k, from this k")
     parser.add_argument("--last", type=int, default=10, help="to this one")
     parser.add_argument("--only", nargs="*", default=[], help="some rules of the part rates")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=256, help="problems of an evaluation")
-    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of RL runs")
     return parser.parse_args()
 
 

@@ -1,10 +1,10 @@
-"""One cell in a worker: supervised steps on word problems, or GRPO on sums, with forgetting.
+"""One cell in a worker: supervised steps on word problems, with forgetting.
 
-Supervised: linear warm-up over a tenth of the steps, then linear decay to zero; batches of solved
-problems; the weights of the transformer's linear layers are trained, by LoRA or themselves, and
-everything else is frozen, so that all ranks and "full" train the same matrices. Float32 weights,
-bfloat16 autocast on a GPU. Logits are computed for the completions' tokens alone, which are a third
-of all and whose vocabulary is most of the work. A process loads the model and its texts once.
+Linear warm-up over a tenth of the steps, then linear decay to zero; batches of solved problems; the
+weights of the transformer's linear layers are trained, by LoRA or themselves, and everything else
+is frozen, so that all ranks and "full" train the same matrices. Float32 weights, bfloat16 autocast
+on a GPU. Logits are computed for the completions' tokens alone, which are a third of all and whose
+vocabulary is most of the work. A process loads the model and its texts once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import random
 import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from benchmarks.finetuning.plan import CONTENDERS, Cell
@@ -36,8 +35,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
     torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
     try:
-        made = supervised_cell if cell["kind"] == "sft" else rl_cell
-        return made(cell, given, deadline)
+        return supervised_cell(cell, given, deadline)
     finally:
         gc.collect()
         if torch.cuda.is_available():
@@ -234,51 +232,3 @@ def distances(model: Any, start: Any) -> dict[str, float]:
                 moved += (p - first[name]).square().sum().item()
                 size += first[name].square().sum().item()
     return {"moved": (moved / max(size, 1e-30)) ** 0.5}
-
-
-def rl_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
-    """GRPO by the recipe arith_smollm2, as in benchmarks/smollm2."""
-    import shutil
-
-    from benchmarks.smollm2.training import build, config_of, summary
-    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
-    from mesotron.rlvr.answers.verify import Verifier
-    from mesotron.rlvr.session import load, quiet_libraries
-    from mesotron.runs import RunFolder
-
-    began = time.time()
-    quiet_libraries()
-    optim, options = options_of(cell)
-    changes = [f"optim.lora={options['lora']}"] if options.get("lora") else []
-    changes += [f"optim.leash={options['leash']}"] if options.get("leash") else []
-    changes += [f"model.lora={cell['rank']}"] if cell["rank"] else []
-    changes.append("optim.fused=false")
-    # The auxiliary rate that suits SmolLM2 (benchmarks/smollm2/levers.md), where there is one.
-    variant = {"pion": "pion_cutoff:cutoff=aligned,aux_lr=1e-5"}
-    contender = "adamw" if optim == "adamw" else variant.get(optim, f"{optim}:aux_lr=1e-5")
-    full: Cell = {
-        "part": "finetuning", "stage": "final", "optim": contender, "objective": "grpo",
-        "gain": 1.0, "rate": cell["rate"], "seed": cell["seed"], "steps": given.rl_steps,
-        "set": changes,
-    }  # fmt: skip
-    path = given.state / "runs" / f"{os.getpid()}-{time.time_ns():x}"
-    config = config_of(full, given, path)
-    run = RunFolder.create(path, config, {})
-    with Verifier(config.reward.timeout) as verifier:
-        parts = load(config, verifier)
-        blocks = text_blocks(parts.tokenizer, read_text())
-        before = text_nll(parts.model, blocks)
-        trainer, kept = build(parts, run, given, deadline)
-        trainer.train()
-        if kept.late:
-            return None
-        found = summary(parts, trainer, kept.rows)
-        nll = text_nll(trainer.model, blocks)
-    shutil.rmtree(Path(path))
-    rewards = [row["reward"] for row in kept.rows if "reward" in row]
-    keep = {k: found[k] for k in ("accuracy", "formatted", "diverged", "steps_done")}
-    return cell | keep | {
-        "nll": nll, "forgetting": nll - before, "verdict": found["health"][0],
-        "reward": sum(rewards[-10:]) / max(len(rewards[-10:]), 1),
-        "seconds": time.time() - began,
-    }  # fmt: skip

@@ -12,20 +12,16 @@ from typing import Any
 
 from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, score
 
-# What the tables of reported seeds show, and how.
-SUPERVISED = {"loss": ".4f", "accuracy": ".3f", "forgetting": "+.3f", "kl": ".1f", "moved": ".4f"}
-RL = {"accuracy": ".3f", "reward": ".3f", "forgetting": "+.3f"}
+# What the table of reported seeds shows, and how.
+SHOWN = {"loss": ".4f", "accuracy": ".3f", "forgetting": "+.3f", "kl": ".1f", "moved": ".4f"}
 COLORS = {4: "#c23b22", 16: "#e0912f", 64: "#3b7a57", 0: "#26418f"}
 
 
 def main(path: Path, out: Path) -> None:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     cells = json.loads(data)["cells"]
-    if cells[0]["kind"] == "sft":
-        draw(cells, out)
-        print(table(cells), finals(cells, SUPERVISED), sep="\n\n")
-    else:
-        print(search(cells), finals(cells, RL), sep="\n\n")
+    draw(cells, out)
+    print(table(cells), finals(cells), sep="\n\n")
 
 
 def curves(cells: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
@@ -49,27 +45,16 @@ def table(cells: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def search(cells: list[dict[str, Any]]) -> str:
-    """Accuracy of RL at every rate of the search, seed 0."""
-    rates = sorted({cell["rate"] for cell in cells})
-    lines = [f"| rule | {' | '.join(f'{rate:.1e}' for rate in rates)} |"]
-    lines.append("|---" * (len(rates) + 1) + "|")
-    for (name, _), means in curves(cells).items():
-        words = [f"{1 - means[rate]:.3f}" if rate in means else "" for rate in rates]
-        lines.append(f"| {name} | {' | '.join(words)} |")
-    return "\n".join(lines)
-
-
-def finals(cells: list[dict[str, Any]], shown: dict[str, str]) -> str:
+def finals(cells: list[dict[str, Any]]) -> str:
     """The comparison on the reporting seeds, the best first: means and ranges."""
     found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for cell in cells:
         if cell["seed"] in FINAL_SEEDS:
             found[cell["contender"], cell["rate"]].append(cell)
-    lines = [f"| rule | rate | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
+    lines = [f"| rule | rate | {' | '.join(SHOWN)} |", "|---" * (len(SHOWN) + 2) + "|"]
     for (name, rate), some in sorted(found.items(), key=lambda x: fmean(map(score, x[1]))):
         words = [name, f"{rate:.1e}"]
-        for field, form in shown.items():
+        for field, form in SHOWN.items():
             values = [cell[field] for cell in some]
             text = format(fmean(values), form)
             if field in ("loss", "accuracy", "forgetting"):

@@ -12,13 +12,12 @@ from statistics import fmean
 from typing import Any
 
 Cell = dict[str, Any]
-PARTS = ("rates", "supervised", "rl")
+PARTS = ("rates", "supervised")
 RANK = 16  # of LoRA in the comparisons
 TUNING_SEEDS = (0,)
 FINAL_SEEDS = (10, 11, 12)
 RATES = tuple(1e-5 * 2**k for k in range(11))
 SEARCHED = RATES[2:9]  # of the comparison; the curves show that no rule is best outside
-RL_RATES = tuple(1e-5 * 4**k for k in range(4))  # at 2.56e-3 every rule lost the format
 LEASHES = (0.003, 0.01)
 
 # name -> optimizer, LoRA rule (None trains the matrices themselves), leash
@@ -35,32 +34,22 @@ CONTENDERS: dict[str, tuple[str, str | None, float | None]] = {
     **{f"lora product, leash {x:g}": ("muon", "product", x) for x in LEASHES},
 }
 CURVES = ("lora product", "lora muon on B", "lora adamw")
-RL_CONTENDERS = (
-    "full adamw", "full muon", "lora adamw", "lora product", "full normuon", "full pion",
-    "full muon, leash 0.01", "lora product, leash 0.01",
-)  # fmt: skip
 
 
-def make(kind: str, contender: str, rank: int, rate: float, seed: int) -> Cell:
+def make(contender: str, rank: int, rate: float, seed: int) -> Cell:
     lora = CONTENDERS[contender][1] is not None
-    return {
-        "kind": kind, "contender": contender, "rank": rank if lora else 0, "rate": rate,
-        "seed": seed,
-    }  # fmt: skip
+    return {"contender": contender, "rank": rank if lora else 0, "rate": rate, "seed": seed}
 
 
 def key_of(cell: Cell) -> str:
-    names = ("kind", "contender", "rank", "rate", "seed")
+    names = ("contender", "rank", "rate", "seed")
     return "/".join(f"{cell[name]:g}" if name == "rate" else str(cell[name]) for name in names)
 
 
 def plan(given: Any, done: dict[str, Cell]) -> Iterator[Cell]:
     """The cells of the parts in the order they are named, each part's most telling ones first."""
     for part in given.parts:
-        if part == "rates":
-            yield from rates(given)
-        else:
-            yield from (supervised if part == "supervised" else rl)(done)
+        yield from rates(given) if part == "rates" else supervised(done)
 
 
 def rates(given: Any) -> Iterator[Cell]:
@@ -72,60 +61,32 @@ def rates(given: Any) -> Iterator[Cell]:
     for seed in TUNING_SEEDS:
         for rate in (*grid[::2], *grid[1::2]):
             for name, rank in curves:
-                yield make("sft", name, rank, rate, seed)
+                yield make(name, rank, rate, seed)
 
 
 def supervised(done: dict[str, Cell]) -> Iterator[Cell]:
     for seed in TUNING_SEEDS:
         for rate in SEARCHED:
             for name in CONTENDERS:
-                yield make("sft", name, RANK, rate, seed)
-    yield from finals("sft", CONTENDERS, SEARCHED, TUNING_SEEDS, done)
-
-
-def rl(done: dict[str, Cell]) -> Iterator[Cell]:
-    leashed = [name for name in RL_CONTENDERS if "leash" in name]
-    for names in ([name for name in RL_CONTENDERS if name not in leashed], leashed):
-        for rate in RL_RATES:
-            for name in names:
-                yield make("rl", name, RANK, rate, 0)
-        yield from finals("rl", names, RL_RATES, (0,), done)
-
-
-def finals(
-    kind: str, names: Any, grid: tuple[float, ...], seeds: tuple[int, ...], done: dict[str, Cell]
-) -> Iterator[Cell]:
+                yield make(name, RANK, rate, seed)
     for seed in FINAL_SEEDS:
-        for name in names:
-            rate = best_rate(kind, name, RANK, grid, seeds, done)
+        for name in CONTENDERS:
+            rate = best_rate(name, done)
             if rate is not None:
-                yield make(kind, name, RANK, rate, seed)
+                yield make(name, RANK, rate, seed)
 
 
 def score(cell: Cell) -> float:
-    """What the search minimizes: the held-out loss, or one minus the accuracy of RL."""
-    value = cell["loss"] if cell["kind"] == "sft" else 1 - cell["accuracy"]
-    return value if math.isfinite(value) else 99.0
+    """What the search minimizes: the held-out loss."""
+    return cell["loss"] if math.isfinite(cell["loss"]) else 99.0
 
 
-def curve(
-    kind: str, name: str, rank: int, grid: tuple[float, ...], seeds: tuple[int, ...],
-    done: dict[str, Cell],
-) -> dict[float, float]:  # fmt: skip
-    """Rate -> mean score over the seeds that are all there."""
+def best_rate(name: str, done: dict[str, Cell]) -> float | None:
+    """The rate with the best mean over the tuning seeds; None before the search is finished."""
     means = {}
-    for rate in grid:
-        cells = [done.get(key_of(make(kind, name, rank, rate, seed))) for seed in seeds]
+    for rate in SEARCHED:
+        cells = [done.get(key_of(make(name, RANK, rate, seed))) for seed in TUNING_SEEDS]
         found = [score(cell) for cell in cells if cell is not None]
-        if len(found) == len(seeds):
+        if len(found) == len(TUNING_SEEDS):
             means[rate] = fmean(found)
-    return means
-
-
-def best_rate(
-    kind: str, name: str, rank: int, grid: tuple[float, ...], seeds: tuple[int, ...],
-    done: dict[str, Cell],
-) -> float | None:  # fmt: skip
-    """The best rate of a finished search; None before that."""
-    means = curve(kind, name, rank, grid, seeds, done)
-    return min(means, key=means.__getitem__) if len(means) == len(grid) else None
+    return min(means, key=means.__getitem__) if len(means) == len(SEARCHED) else None

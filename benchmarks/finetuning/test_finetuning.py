@@ -29,4 +29,4 @@ def test_curves_share_their_cells_with_the_comparison():
     keys = [key_of(cell) for cell in plan(given, {})]
     assert len(keys) == len(set(keys)) == 8 * len(RATES) * len(TUNING_SEEDS)
     both = {key_of(cell) for cell in plan(Namespace(parts=["supervised"]), {})}
-    assert {key for key in both if key.startswith("sft/lora product/16/")} <= set(keys)
+    assert {key for key in both if key.startswith("lora product/16/")} <= set(keys)

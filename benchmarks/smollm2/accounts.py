@@ -1,12 +1,12 @@
-"""Pages on gradient spectra, majority-vote pseudo-labels and the lost answer format."""
+"""Tables of the pages on gradient spectra, majority-vote pseudo-labels, step sizes and levers."""
 
 from __future__ import annotations
 
 from statistics import fmean
 from typing import Any
 
-from benchmarks.smollm2.plan import Cell
-from benchmarks.smollm2.tables import column_end, mean_end, table
+from benchmarks.smollm2.plan import Cell, accuracy, died, map_row, map_rows
+from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
 
 FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured", "cutoff=0.3",
            "cutoff=0.4", "cutoff=0.5", "aligned")  # fmt: skip
@@ -92,3 +92,48 @@ def horizon(cells: list[Cell]) -> str:
     head = ["labels", "best (step)", *(f"after {step}" for step in steps), "last (step)",
             "correct labels", "most common answer", "entropy", "watch"]  # fmt: skip
     return table(head, sorted(rows, key=lambda row: row[-5]))
+
+
+def step_map(cells: list[Cell]) -> str:
+    """A row for each optimizer and shape of a rollout, a column for each factor of the rate."""
+    factors = sorted({cell["stage"] for cell in cells}, key=lambda stage: float(stage[1:]))
+    rows = []
+    for name in names(cells):
+        for row, here in map_rows(of(cells, optim=name)).items():
+            entries = [map_entry(cell) for stage in factors for cell in of(here, stage=stage)]
+            rows.append([name, map_row(*row), *entries])
+    head = ["optimizer", "rollout", *(f"{stage[1:]} times its best rate" for stage in factors)]
+    return "\n".join(["Accuracy, entropy at the end; † dead by the watch.", "", table(head, rows)])
+
+
+def map_entry(cell: Cell) -> str:
+    return f"{accuracy(cell):.3f}{'†' * died(cell)}, {column_end(cell, 'entropy'):.2f}"
+
+
+def levers(cells: list[Cell]) -> str:
+    """Each change next to the unchanged recipe, by accuracy after equally many steps."""
+    rows = []
+    best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
+    for name in names(best_first, "stage"):
+        mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
+        rows.append([
+            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", on_the_way(mine),
+            ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
+            *(mean_end(mine, metric) for metric in
+              ("groups/zero_signal", "entropy", "completions/mean_length")),
+        ])  # fmt: skip
+    head = ["change", "rate", "accuracy (at step), mean of the seeds", "last, seed by seed",
+            "groups without signal", "entropy", "tokens"]  # fmt: skip
+    return table(head, rows)
+
+
+def on_the_way(mine: list[Cell]) -> str:
+    """The evaluations that all seeds have; the first is of the untrained model."""
+    curves = [dict(cell["curve"][1:]) for cell in mine]
+    common = [step for step in curves[0] if all(step in curve for curve in curves)]
+    return ", ".join(f"{fmean(curve[step] for curve in curves):.3f} ({step})" for step in common)
+
+
+def cut_at(cell: Cell) -> str:
+    """The step at which time was up, if it was."""
+    return f" (step {cell['steps_done']})" if cell["steps_done"] < cell["steps"] else ""

@@ -25,28 +25,6 @@ def save(figure: pyplot.Figure, path: Path) -> None:
     pyplot.close(figure)
 
 
-def draw_tournament(cells: list[Cell], path: Path) -> None:
-    """Accuracy over rates, and the finalists' curves."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    search = [cell for cell in cells if cell["stage"] == "search"]
-    finals = [cell for cell in cells if cell["stage"] == "final"]
-    for k, name in enumerate(dict.fromkeys(cell["optim"] for cell in search)):
-        mine = sorted((c for c in search if c["optim"] == name), key=lambda c: c["rate"])
-        rates = [cell["rate"] for cell in mine]
-        left.semilogx(rates, [accuracy(c) for c in mine], "o-", color=f"C{k}", label=name)
-        for number, cell in enumerate(c for c in finals if c["optim"] == name):
-            label = name if number == 0 else None
-            right.plot(*zip(*cell["curve"], strict=True), color=f"C{k}", lw=1, label=label)
-        dead = [cell for cell in mine if died(cell)]
-        left.plot([c["rate"] for c in dead], [accuracy(c) for c in dead], "x", ms=11, color="black")
-    left.set(xlabel="rate, updates as large as AdamW's; x died", ylabel="accuracy, one seed")
-    right.set(xlabel="step", ylabel="greedy accuracy, finals")
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
-    left.legend(fontsize=8)
-    save(figure, path)
-
-
 def draw_map(cells: list[Cell], path: Path) -> None:
     """One plot per optimizer: objectives and rollouts by rate, colored by accuracy."""
     optims = list(dict.fromkeys(cell["optim"] for cell in cells))

@@ -14,15 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2.accounts import horizon, spectrum
-from benchmarks.smollm2.contests import levers, step_map, tournament
+from benchmarks.smollm2.accounts import horizon, levers, spectrum, step_map
 from benchmarks.smollm2.draw import (
     draw_gsm8k,
     draw_horizon,
     draw_levers,
     draw_map,
     draw_spectrum,
-    draw_tournament,
 )
 from benchmarks.smollm2.plan import Cell, key_of
 from benchmarks.smollm2.results import pack_results, read_results
@@ -64,7 +62,6 @@ def circumstances(found: dict[str, Any]) -> str:
 
 Page = tuple[str, str, Callable[[list[Cell]], str], Callable[[list[Cell], Path], None]]
 PAGES: dict[str, Page] = {
-    "tournament": ("The tournament on SmolLM2", "tournament", tournament, draw_tournament),
     "map": ("Step size, batch size and updates per rollout", "map", step_map, draw_map),
     "spectrum": ("The spectrum of the gradients", "spectrum", spectrum, draw_spectrum),
     "horizon": (

@@ -6,28 +6,18 @@ so that a study which runs out of time has lost the least.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.smollm2.levers import LEVERS
-from mesotron.compare.kinds import is_for_choosing
-from mesotron.compare.search import Grid, Search, gain_of, search
 
 Cell = dict[str, Any]
-PARTS = ("tournament", "levers", "spectrum", "horizon", "map", "gsm8k")
-# The exact SVD of 210 matrices takes half a minute a step: `lowrank` has to be named.
-CONTENDERS = ("adamw", "muon", "muon_heads", "pion", "pion_cutoff", "pion_cutoff:per_head=true")
-MAPPED = ("adamw", "muon", "pion_cutoff")
-GRID = Grid(base=2e-5, factor=2.0, rates=4, extend=3)
-# Where a part needs a rate and no search has chosen one: the best of a first probe of one seed.
-FIRST_GUESS = {"adamw": 1e-5}
-ELSE_GUESS = 1e-4
-PROBE_STEPS = 8
-FINAL_SEEDS = (1, 2, 3)  # the search has used 0
-# The step that Pion's release gives Muon: 5 sqrt(max(m, n)), 25 times AdamW's unit.
-RELEASED = ("muon:scale=5", 1e-5)
+PARTS = ("levers", "spectrum", "horizon", "map", "gsm8k")
+# Best rates of a search on sums (benchmarks/ARCHIVE.md), and the gains that make updates as large
+# as AdamW's.
+BEST_RATES = {"adamw": (1e-5, 1.0), "muon": (4e-5, 1.8), "pion_cutoff": (2e-5, 7.0)}
+FINAL_SEEDS = (1, 2, 3)  # of GSM8K; its search has used 0
 MAP_FACTORS = (0.5, 2.0, 8.0)
 MAP_SHAPES = ((32, 1), (8, 1), (32, 4), (8, 4))  # prompts of a rollout, updates with it
 # The recipe has no KL term; each published method has its own.
@@ -61,7 +51,6 @@ def make(part: str, stage: str, **values: Any) -> Cell:
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """All cells of the requested parts that are known so far, in order."""
     makers = {
-        "tournament": tournament,
         "levers": levers,
         "spectrum": spectrum,
         "horizon": horizon,
@@ -71,98 +60,14 @@ def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     return [cell for part in given.parts for cell in makers[part](given, done)]
 
 
-# The tournament.
-
-
-def tournament(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """How large each contender's updates are, its rates, then fresh seeds at the best one."""
-    cells = [probe_of(name) for name in given.contenders if name != "adamw"]
-    searches = {name: search_of(given, done, name) for name in given.contenders}
-    # Rate by rate and not contender by contender: when time ends all have come equally far.
-    wanted = [(k, name) for name, found in searches.items() for k in enumerate(found.wanted)]
-    cells += [cell_of(given, done, name, k[1]) for k, name in sorted(wanted) if known(done, name)]
-    for seed in FINAL_SEEDS:
-        for name, found in searches.items():
-            if found.done and found.best is not None:
-                cells.append(final_of(given, done, name, found.best, seed))
-    optim, rate = RELEASED
-    cells.append(make("tournament", "released", optim=optim, rate=rate, steps=given.search_steps))
-    return cells
-
-
-def probe_of(name: str) -> Cell:
-    """A few steps that show the size of a contender's updates."""
-    few = ["task.num_eval=8"]
-    return make("tournament", "probe", optim=name, rate=GRID.base, steps=PROBE_STEPS, set=few)
-
-
-def known(done: dict[str, Cell], name: str) -> bool:
-    """Whether the size of a contender's updates is known; AdamW's own is the unit."""
-    return name == "adamw" or key_of(probe_of(name)) in done
-
-
-def gain(done: dict[str, Cell], name: str) -> float:
-    """What the matrices' rate must be multiplied by for updates as large as AdamW's."""
-    if name == "adamw":
-        return 1.0
-    return gain_of(done[key_of(probe_of(name))]["update_ratio"])
-
-
-def cell_of(given: Any, done: dict[str, Cell], name: str, notch: int) -> Cell:
-    """A search cell."""
-    more = {"rate": GRID.rate(notch), "gain": gain(done, name), "steps": given.search_steps}
-    return make("tournament", "search", optim=name, **more)
-
-
-def final_of(given: Any, done: dict[str, Cell], name: str, notch: int, seed: int) -> Cell:
-    """A final at the chosen rate."""
-    more = {"rate": GRID.rate(notch), "gain": gain(done, name), "steps": given.final_steps}
-    return make("tournament", "final", optim=name, seed=seed, **more)
-
-
-def search_of(given: Any, done: dict[str, Cell], name: str) -> Search:
-    """Where a contender's search stands, judged by the choosing half of the problems."""
-    if not known(done, name):
-        return search(GRID, {})
-    scores: dict[int, float | None] = {}
-    for notch in range(-GRID.rates - GRID.extend, GRID.rates + GRID.extend + 1):
-        cell = done.get(key_of(cell_of(given, done, name, notch)))
-        if cell is not None:
-            scores[notch] = accuracy(cell, choosing=True)
-    return search(GRID, scores)
-
-
-def accuracy(cell: Cell, choosing: bool | None = None) -> float:
-    """The share of held-out problems solved: all, those that choose, or those that judge."""
-    solved = cell["solved"]
-    marks = [solved[k] for k in places(len(solved), choosing)]
-    return marks.count("1") / len(marks)
+def accuracy(cell: Cell) -> float:
+    """The share of held-out problems solved."""
+    return cell["solved"].count("1") / len(cell["solved"])
 
 
 def died(cell: Cell) -> bool:
     """Whether a run's weights became no numbers, or the watch calls it dead."""
     return cell["diverged"] or cell["health"][0] in ("dead", "diverged")
-
-
-@cache
-def places(number: int, choosing: bool | None) -> list[int]:
-    """The problems that choose a rate, or those that judge it."""
-    return [
-        k
-        for k in range(number)
-        if choosing is None or is_for_choosing(f"sums-eval-{k}") == choosing
-    ]
-
-
-def chosen(given: Any, done: dict[str, Cell], name: str) -> tuple[float, float]:
-    """A contender's searched rate and gain, or a guess."""
-    found = search_of(given, done, name)
-    if found.done and found.best is not None:
-        return GRID.rate(found.best), gain(done, name)
-    return FIRST_GUESS.get(name, ELSE_GUESS), 1.0
-
-
-# The other parts.
 
 
 def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
@@ -179,7 +84,7 @@ def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
 def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """Gradients of supervised and of reinforcement learning, at the start and on the way; those of
     GSM8K, where its supervised start has been made, there."""
-    places: list[Cell] = [{"steps": steps} for steps in (0, given.search_steps)]
+    places: list[Cell] = [{"steps": steps} for steps in (0, given.spectrum_steps)]
     places += [{"task": "gsm8k", "steps": 0}] * (key_of(WARM_GSM8K) in done)
     return [
         {"part": "spectrum", "stage": source, **place, "seed": 0}
@@ -218,9 +123,8 @@ def step_map(given: Any, done: dict[str, Cell]) -> list[Cell]:
         for factor in MAP_FACTORS:
             for prompts, updates in shapes:
                 changes = [f"rollout.prompts={prompts}", f"rollout.updates={updates}"]
-                for name in MAPPED:
-                    rate, of_matrices = chosen(given, done, name)
-                    more = {"rate": float(f"{factor * rate:.3g}"), "gain": of_matrices}
+                for name, (rate, gain) in BEST_RATES.items():
+                    more = {"rate": float(f"{factor * rate:.3g}"), "gain": gain}
                     more |= {"steps": given.map_rollouts * updates, "set": changes}
                     cells.append(make("map", f"x{factor:g}", optim=name, objective=objective,
                                       **more))  # fmt: skip
@@ -255,7 +159,7 @@ def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
     at the one that samples more right answers, then several updates with each rollout."""
     if key_of(WARM_GSM8K) not in done:
         return [WARM_GSM8K]
-    searched = {name: gsm8k_rates(given, done, name) for name in MAPPED}
+    searched = {name: gsm8k_rates(given, name) for name in BEST_RATES}
     cells = [cell for each in zip(*searched.values(), strict=True) for cell in each]
     found = {name: [done.get(key_of(cell)) for cell in mine] for name, mine in searched.items()}
     best = [
@@ -273,11 +177,11 @@ def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
     return cells
 
 
-def gsm8k_rates(given: Any, done: dict[str, Cell], name: str) -> list[Cell]:
-    """Half the rate that sums have chosen, and that rate."""
-    rate, of_matrices = chosen(given, done, name)
+def gsm8k_rates(given: Any, name: str) -> list[Cell]:
+    """Half the best rate on sums, and that rate."""
+    rate, gain = BEST_RATES[name]
     return [
-        make("gsm8k", "search", optim=name, rate=float(f"{factor * rate:.3g}"), gain=of_matrices,
+        make("gsm8k", "search", optim=name, rate=float(f"{factor * rate:.3g}"), gain=gain,
              steps=given.gsm8k_steps)
         for factor in GSM8K_FACTORS
     ]  # fmt: skip

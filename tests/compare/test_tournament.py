@@ -12,7 +12,7 @@ import pytest
 
 from mesotron.cli import main
 from mesotron.compare import tournament
-from mesotron.compare.kinds import cell_command, change, make_kind
+from mesotron.compare.kinds import cell_command, change, is_for_choosing, make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.search import Grid, search
 from mesotron.compare.standings import rank, time_to_threshold
@@ -456,3 +456,9 @@ def test_a_tiny_real_tournament_of_games(folder, monkeypatch):
     assert len(record.cells) == 4
     assert all(cell.tokens == 512 and cell.score is not None for cell in record.cells)
     assert record.start["final"] > 0
+
+
+def test_half_of_the_problems_choose_rates_and_always_the_same():
+    marks = "".join(str(int(is_for_choosing(f"sums-eval-{k}"))) for k in range(512))
+    assert marks.startswith("011100111110")
+    assert 0.4 < marks.count("1") / len(marks) < 0.6
