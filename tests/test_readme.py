@@ -71,6 +71,27 @@ def rates() -> set[str]:
     return shown
 
 
+def guard() -> set[str]:
+    runs = read("claims/guard.json")
+    shown = {f"{runs[0]['curve'][0][1]:.3f}", str(runs[0]["steps"])}
+    for name in ("off", "rollback"):
+        ends = [run["accuracy"] for run in runs if run["name"] == name]
+        shown |= {f"{min(ends):.3f}", f"{max(ends):.3f}"}
+    return shown
+
+
+def tournament() -> set[str]:
+    from benchmarks.tournament.analyse import grid, read_cells, reported, search_row
+
+    done = read_cells([ROOT / "benchmarks/tournament/cells"])
+    cells = reported(done)
+    shown = {f"{grid(mine, 'accuracy').mean():.3f}" for mine in cells.values()}
+    starts = [cell["curve"][0][1] for cell in cells["adamw"].values()]
+    tuned = {name: float(search_row(name, done)[-1]) for name in ("muon", "adamw")}
+    steps = next(iter(done.values()))["steps"]
+    return shown | {f"{mean(starts):.3f}", f"{tuned['muon'] - tuned['adamw']:.2f}", str(steps)}
+
+
 def training() -> set[str]:
     made = read("training/result.json")
     losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
@@ -100,7 +121,9 @@ SOURCES: dict[str, Callable[[], set[str]]] = {
     "default_run/README.md)": default_run,
     "default_run/README.md#the-rescue)": rescue,
     "watch/README.md)": watch,
+    "claims/README.md#the-guard-on-smollm2)": guard,
     "claims/README.md#rates-of-the-tiny-model)": rates,
+    "tournament/README.md)": tournament,
     "training/README.md)": training,
     "ppo/README.md)": ppo,
     "vla/README.md)": vla,

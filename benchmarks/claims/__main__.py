@@ -39,7 +39,7 @@ from mesotron.runs.files import read_rows
 
 GUARD_SEEDS, BOX_SEEDS, COLLAPSE_SEEDS = range(240, 250), range(230, 233), range(255, 260)
 RATES_SEEDS = range(260, 263)
-RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/finetuning
+RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/ARCHIVE.md
 COLLAPSE_RATE = 1.2e-2  # of the recipe arith_collapse
 LOWEST = {"adamw": 1.25e-4, "muon": 1.25e-4, "pion": 5e-4}  # of rates a factor 2 apart
 STEPS = {"guard": 100, "box": 80, "collapse": 60, "rates": 40}

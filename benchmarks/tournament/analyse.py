@@ -2,17 +2,14 @@
 
     python -m benchmarks.tournament.analyse OUT/cells ... --out benchmarks/tournament
 
-Writes tables.md, figure.png and cells.json.gz. Arrays are [tasks, seeds] of final accuracy; only
-seeds that are complete for all contenders and tasks count.
+Writes tables.md and figure.png. Arrays are [tasks, seeds] of final accuracy; only seeds that are
+complete for all contenders and tasks count.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -21,15 +18,16 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.smollm2.tables import table
+from benchmarks.tournament.__main__ import read_cells
 from benchmarks.tournament.plan import (
     CONTENDERS,
     REPORTING_SEEDS,
     Cell,
     Done,
     highest_stable,
-    key_of,
     scores_of,
     search_of,
+    stable_at,
 )
 from benchmarks.tournament.tasks import TASKS
 from mesotron.compare.stats import holm
@@ -52,16 +50,6 @@ class Pair(NamedTuple):
     @property
     def wins(self) -> bool:
         return self.p < LEVEL and self.lead >= LEAD and self.ahead >= AHEAD
-
-
-def read_cells(places: Sequence[Path]) -> Done:
-    cells: list[Cell] = []
-    for place in places:
-        if place.is_dir():
-            cells += [json.loads(path.read_text()) for path in sorted(place.glob("*.json"))]
-        else:
-            cells += json.loads(gzip.decompress(place.read_bytes()))["cells"]
-    return {key_of(cell): cell for cell in cells}
 
 
 def reported(done: Done) -> dict[str, dict[tuple[str, int], Cell]]:
@@ -158,7 +146,7 @@ def tables(done: Done) -> str:
     shown = sorted(compare(X), key=lambda pair: pair.p)
     pairs = [
         [f"{pair.first} over {pair.second}", f"{pair.lead:.3f} [{pair.low:.3f}, {pair.high:.3f}]",
-         f"{pair.p:.3f}", f"{pair.ahead} of {len(TASKS)}",
+         f"{pair.p:.3f}" if pair.p >= 0.001 else "< 0.001", f"{pair.ahead} of {len(TASKS)}",
          f"[{pair.random_low:.3f}, {pair.random_high:.3f}]",
          "win" if pair.wins else "no significant difference"]
         for pair in shown
@@ -166,18 +154,34 @@ def tables(done: Done) -> str:
     rates = [[name, *rates_of(name, done)] for name in order]
     parts.append(table(head, pairs))
     parts.append(table(["contender", "chosen rate", "highest stable rate"], rates))
+    head = ["contender", "mean validation accuracy by rate", "best rate of each task", "mean"]
+    parts.append(table(head, [[name, *search_row(name, done)] for name in order]))
     return "\n".join(parts)
+
+
+def search_row(name: str, done: Done) -> tuple[str, str, str]:
+    """What the tuning runs say: scores by rate, and with a rate for each task."""
+    rate = CONTENDERS[name].grid.rate
+    scores = sorted(scores_of(tuple(TASKS), name, done).items())
+    tried = [dict(scores_of((task,), name, done)) for task in TASKS]
+    best = [max(found, key=lambda k: found[k]) for found in tried]
+    return (
+        ", ".join(f"{rate(k):g}: {score:.3f}" for k, score in scores),
+        ", ".join(f"{rate(k):g}" for k in best),
+        f"{fmean(found[k] for found, k in zip(tried, best, strict=True)):.3f}",
+    )
 
 
 def rates_of(name: str, done: Done) -> tuple[str, str]:
     """The chosen rate (* at the end of the grid) and the highest stable one; ≥ where no higher one
-    was tried."""
+    is known to be unstable."""
     tasks, rate = tuple(TASKS), CONTENDERS[name].grid.rate
     found, top = search_of(tasks, name, done), highest_stable(tasks, name, done)
     chosen = "" if found.best is None else f"{rate(found.best):g}{'*' * (found.edge is not None)}"
     if top is None:
         return chosen, "none"
-    return chosen, f"{'≥ ' * (top == max(scores_of(tasks, name, done)))}{rate(top):g}"
+    open_above = stable_at(tasks, name, top + 1, done) is None
+    return chosen, f"{'≥ ' * open_above}{rate(top):g}"
 
 
 def draw(done: Done, path: Path) -> None:
@@ -212,13 +216,11 @@ def draw(done: Done, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cells", type=Path, nargs="+", help="folders, or cells.json.gz")
+    parser.add_argument("cells", type=Path, nargs="+", help="folders")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args()
     done = read_cells(given.cells)
     given.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"cells": [done[key] for key in sorted(done)]})
-    (given.out / "cells.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     (given.out / "tables.md").write_text(tables(done))
     draw(done, given.out / "figure.png")
     print(given.out / "tables.md")
