@@ -2,7 +2,7 @@ r"""A calculator that the tiny model learns to call, in minutes on a CPU.
 
     python examples/calculator.py out
     mesotron train --model out/model --data out/data --tools examples/calculator.py:calculate \
-        --steps 40 --lr 1e-3 --max-tokens 48
+        --steps 40 --lr 3e-3 --max-tokens 48
 
 The problems are products of numbers with two digits, which the tiny model cannot compute. The first
 command writes them, and teaches the syntax of a call, `[12 * 70]`, by solved problems of which one

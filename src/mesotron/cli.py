@@ -33,7 +33,7 @@ from mesotron.config.base import (
 )
 from mesotron.config.flags import as_typed, expand_flags, expand_table, short_help, suggest_flag
 from mesotron.config.train import LanguageRunConfig
-from mesotron.recipes import describe_recipes, make_plan, make_recipe
+from mesotron.recipes import LORA_RATE, RATES, describe_recipes, make_plan, make_recipe
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.process import mark_start
@@ -243,7 +243,7 @@ def common_help(config_type: Any, prog: str, default: Any, presets: Presets | No
     more = f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all"
     usage = f"usage: {prog}{' [RECIPE | FILE.toml]' if presets else ' [FILE.toml]'} [FLAGS]"
     example = f"  {prog} --model M --data mine.jsonl"
-    example += " --reward my_rewards.py:score --lr 1e-5" if presets else " --lr 1e-5"
+    example += " --reward my_rewards.py:score" if presets else ""
     recipes = [presets.describe(), ""] if presets else []
     flags = short_help(config_type, default)
     return "\n".join([usage, "", config_type.__doc__, "", example, "", flags, "", *recipes, more])
@@ -311,7 +311,7 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
             raise UsageError(f"{given.config} is not valid TOML: {error}") from error
         table = expand_table(config_type, table, str(given.config))
-    base = None
+    base: Any = None
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
     elif presets is not None:
@@ -324,6 +324,13 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         has_data = given.task.data or (isinstance(task, dict) and task.get("data"))
         base = presets.make(presets.for_data if name == item.default and has_data else name)
     made: Any = from_plain(config_type, table, str(given.config), base) if table else base
+    if getattr(given, "resume", None) is None and getattr(base, "recipe", "") == "own":
+        name = (made if given.optim.name == config.OptimConfig.name else given).optim.name
+        rate = {"name": name, "lr": RATES[name]}
+        if given.model.lora or made.model.lora:
+            rate = {"name": "adamw", "lr": LORA_RATE}
+        base = replace(base, optim=replace(base.optim, **rate))
+        made = from_plain(config_type, table, str(given.config), base)
     # Code that the command line or the user's file names is the user's own.
     saved = code_names(base) if base is not None else []
     own = {*code_names(given)}.union(set(code_names(made)).difference(saved) if table else ())

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.recipes import LORA_RATE, RATES
 from mesotron.rlvr.prompts import build_prompt, solved_text
 from mesotron.rlvr.rewards import call_reward, import_reward
 from mesotron.rlvr.tasks.load import load_task
@@ -224,8 +224,27 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
     assert (resolved.task.system, resolved.rollout.micro_batch) == ("", 10)
     config = read("--data mine.jsonl --model tiny --lora 4")
     assert (resolve_own(config).task.system, config.optim.name) == (None, "adamw")
-    assert "--lr 0.00016" in check(config)[1]
-    assert len(check(replace(config, optim=replace(config.optim, lr=1e-4)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "lr", "aux_lr"),
+    [
+        ("", "muon", RATES["muon"], RATES["muon"] / 10),
+        ("--lr 3e-3", "muon", 3e-3, 3e-4),
+        ("--optim adamw", "adamw", RATES["adamw"], None),
+        ("--optim muon_sgd", "muon_sgd", RATES["muon_sgd"], None),
+        ("--optim pion --optim.aux-lr 1e-6", "pion", RATES["pion"], 1e-6),
+        ("--lora 4", "adamw", LORA_RATE, None),
+        ("--lora 4 --lr 1e-3", "adamw", 1e-3, None),
+        ("--config rate.toml", "normuon", RATES["normuon"], RATES["normuon"] / 10),
+        ("--config rate.toml --optim adamw", "adamw", RATES["adamw"], None),
+    ],
+)
+def test_the_rate_fits_the_optimizer(words, name, lr, aux_lr, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rate.toml").write_text('[optim]\nname = "normuon"\n')
+    optim = resolve_own(read(f"--data mine.jsonl --model tiny {words}")).optim
+    assert (optim.name, optim.lr, optim.aux_lr) == (name, lr, pytest.approx(aux_lr))
 
 
 def test_short_flags_mean_the_same_in_every_command():

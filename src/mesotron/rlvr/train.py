@@ -34,8 +34,6 @@ from mesotron.runs.resume import Plan, plan_new, plan_resume
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
-# LoRA's best rate in RL with AdamW, and a rate at which it learned nothing (benchmarks/finetuning).
-LORA_RATE, TOO_LOW = 1.6e-4, 2e-5
 MICRO_BATCH = 16  # completions per forward pass with one's own data, if it divides the batch
 Training = TypeVar("Training", bound=TrainConfig)
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
@@ -93,8 +91,12 @@ def resolve_own(config: Training) -> Training:
     if not reads_answers(config) and config.task.system is None:
         # A format is requested for answers that are checked; own rewards get the prompts as is.
         config = replace(config, task=replace(config.task, system=""))
-    rollout = config.rollout
-    if config.recipe == "own" and rollout.micro_batch is None:
+    rollout, optim = config.rollout, config.optim
+    if config.recipe != "own":
+        return config
+    if optim.aux_lr is None and optim.name in ("muon", "normuon", "pion"):
+        config = replace(config, optim=replace(optim, aux_lr=optim.lr / 10))
+    if rollout.micro_batch is None:
         rows = rollout.prompts * rollout.generations // (rollout.updates * num_processes())
         micro = next(size for size in range(MICRO_BATCH, 0, -1) if rows % size == 0)
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
@@ -164,8 +166,6 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
-    if config.model.lora and config.optim.name == "adamw" and config.optim.lr <= TOO_LOW:
-        notes.append(f"--lr {config.optim.lr:g} is low for LoRA: try --lr {LORA_RATE:g}")
     return notes
 
 

@@ -66,13 +66,9 @@ class RayPool(CommandPool):
         return super().has_free_slot
 
     def start(
-        self,
-        key: str,
-        command: Sequence[str],
-        log: Path,
-        env: Mapping[str, str],
+        self, key: str, command: Sequence[str], log: Path, env: Mapping[str, str],
         keep_open: Sequence[int] = (),
-    ) -> Job:
+    ) -> Job:  # fmt: skip
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         remote: Any = ray.remote(Attendant)
         place = {"num_cpus": self._threads, "num_gpus": self._gpus, "scheduling_strategy": "SPREAD"}

@@ -241,13 +241,9 @@ class CommandPool:
         return len(self.jobs) < self.num_workers
 
     def start(
-        self,
-        key: str,
-        command: Sequence[str],
-        log: Path,
-        env: Mapping[str, str],
+        self, key: str, command: Sequence[str], log: Path, env: Mapping[str, str],
         keep_open: Sequence[int] = (),
-    ) -> Job:
+    ) -> Job:  # fmt: skip
         taken = {job.slot for job in self.jobs}
         slot = next(k for k in range(self.num_workers) if k not in taken)
         env = {**os.environ, **env}
@@ -255,13 +251,9 @@ class CommandPool:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
                 pass_fds=keep_open,
-            )
+            )  # fmt: skip
         self.jobs.append(Job(key, process, slot, log, monotonic()))
         return self.jobs[-1]
 
