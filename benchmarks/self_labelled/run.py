@@ -8,9 +8,9 @@
 The long horizon of PROTOCOL.md: the tiny model on a CPU, then SmolLM2 from a supervised start that
 is made first. Each run is `mesotron train` in a process of its own, several at once, at a constant
 rate and with its method's published KL weight; `grpo` has the gold answers and shows what the rate
-itself does. A run that is there already is not made again, one that was stopped is continued, one
-that has collapsed is ended. The result holds the greedy held-out accuracy and what was logged,
-every tenth step.
+itself does. A run that is over, in OUT or in the result that `--known` names, is not made again,
+one that was stopped is continued, one that has collapsed is ended. The result holds the greedy
+held-out accuracy and what was logged, every tenth step; with `--minutes 0` of the runs so far.
 """
 
 import argparse
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Training without gold labels")
     parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
     parser.add_argument("--result", type=Path, default=HERE / "result.json")
+    parser.add_argument("--known", type=Path, help="a result whose finished runs are taken over")
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[120])
@@ -83,6 +84,7 @@ def main() -> None:
     given.prompts = given.prompts or (32 if long else 8)
     given.protocol = given.protocol or protocol_commit()
     given.until = time.monotonic() + 60 * given.minutes
+    given.known = read_known(given.known, given.steps)
     given.out.mkdir(parents=True, exist_ok=True)
     if long:
         given.warm = given.warm or warm_start(given)
@@ -95,7 +97,7 @@ def main() -> None:
         ThreadPoolExecutor(given.workers) as pool,
     ):
         found = run_all(cells, given, pool)
-        left = [folder(cell, given).name for cell in cells if not is_over(folder(cell, given))]
+        left = [folder(cell, given).name for cell in cells if not is_done(cell, given)]
         if left:
             print("not finished; start again to continue:", *left)
         elif given.report:
@@ -144,7 +146,7 @@ def warm_start(given: argparse.Namespace) -> Path:
 def train(cell: Cell, given: argparse.Namespace) -> None:
     """Train one run, unless it is finished or the time is up."""
     path, left = folder(cell, given), given.until - time.monotonic()
-    if is_over(path) or left < 5:
+    if is_done(cell, given) or left < 5:
         return
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
@@ -161,11 +163,25 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
         print(f"{path.name} failed; see {log.name}", flush=True)
 
 
+def read_known(result: Path | None, steps: int) -> dict[Cell, dict]:
+    """Runs of an earlier result that are over."""
+    runs = json.loads(result.read_text()) if result else []
+    over = [run for run in runs if run["steps"] >= steps or has_collapsed(run["greedy"])]
+    return {(run["contender"], run["lr"], run["seed"]): run for run in over}
+
+
+def is_done(cell: Cell, given: argparse.Namespace) -> bool:
+    return cell in given.known or is_over(folder(cell, given))
+
+
 def is_over(path: Path) -> bool:
-    """Whether a run has ended or collapsed, whatever came after its collapse."""
-    values = [value for _, value in curve(path)]
-    prefixes = (values[:k] for k in range(WINDOW, len(values) + 1))
-    return (path / "result.json").exists() or any(kept(some) < COLLAPSED for some in prefixes)
+    return (path / "result.json").exists() or has_collapsed(curve(path))
+
+
+def has_collapsed(points: list[tuple[int, float]]) -> bool:
+    """Whether a curve has fallen, whatever came after that."""
+    values = [value for _, value in points]
+    return any(kept(values[:k]) < COLLAPSED for k in range(WINDOW, len(values) + 1))
 
 
 def curve(path: Path) -> list[tuple[int, float]]:
@@ -204,8 +220,8 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
     """One run's curves; None if it has not started."""
     (name, lr, seed), path = cell, folder(cell, given)
     rows = read_rows(path / "metrics.jsonl")
-    if not rows:
-        return None
+    if cell in given.known or not rows:
+        return given.known.get(cell)
     greedy = curve(path)
     return {
         "use": "reporting" if seed >= 200 else "tuning",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.self_labelled.run import CONTENDERS, command, is_over, kept, two_best
+from benchmarks.self_labelled.run import CONTENDERS, command, is_over, kept, read_known, two_best
 
 
 def test_a_run_keeps_the_last_mean_of_four_over_the_best():
@@ -41,3 +41,15 @@ def test_a_run_below_its_best_by_a_fifth_is_over(tmp_path, last, over):
     rows = [{"step": 25 * k, "eval/greedy": value} for k, value in enumerate(values)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert is_over(tmp_path) == over
+
+
+def test_runs_that_are_over_are_taken_from_an_earlier_result(tmp_path):
+    flat, fallen = [[k, 0.5] for k in range(8)], [[k, 0.5 - 0.05 * k] for k in range(8)]
+    runs = [
+        {"contender": name, "lr": 1e-5, "seed": 120, "steps": steps, "greedy": greedy}
+        for name, steps, greedy in (("vote", 8, flat), ("slow", 5, flat), ("sure", 5, fallen))
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(runs))
+    assert {name for name, _, _ in read_known(path, 8)} == {"vote", "sure"}
+    assert read_known(None, 8) == {}

@@ -156,13 +156,14 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     final = 0.0 if broken else curve[-1][1]
     solved = "".join(str(int(one["correct"])) for one in looks[-1][1]["transcripts"])
     adapter = warm.adapter_of(cell["task"], given.state)
+    health = health_of(kept.rows)
     return cell | {
         "protocol": given.protocol, "accuracy": final, "area": area(curve, given.steps, final),
         "forgetting": nll - nll_before, "diverged": broken,
         "stable": not broken and final >= STABLE * max(value for _, value in curve),
         "curve": curve, "solved": "0" * len(solved) if broken else solved,
         "formatted": looks[-1][1]["greedy"]["rates"]["facts/formatted"],
-        "verdict": health_of(kept.rows).verdict, "steps": given.steps,
+        "verdict": health.verdict, "cause": health.cause, "steps": given.steps,
         "rewards": tens(kept.rows, "reward"), "entropies": tens(kept.rows, "entropy"),
         "step_seconds": tens(kept.rows, "time/step"),
         "rollout_seconds": tens(kept.rows, "time/rollout"),
