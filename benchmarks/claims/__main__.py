@@ -1,6 +1,6 @@
 """Claims that `mesotron train` decides, by PROTOCOL.md: guard, box, collapse and rates.
 
-    python -m benchmarks.claims guard --model FOLDER --state STATE --rate 4e-4 --result guard.json
+    python -m benchmarks.claims guard --model FOLDER --state STATE --rate 8e-4 --result guard.json
     python -m benchmarks.claims box --model FOLDER --state STATE --result box.json
     python -m benchmarks.claims collapse --state STATE --result collapse.json --device cpu
     python -m benchmarks.claims rates --state STATE --result rates.json --device cpu

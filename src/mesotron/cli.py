@@ -33,7 +33,7 @@ from mesotron.config.base import (
 )
 from mesotron.config.flags import as_typed, expand_flags, expand_table, short_help, suggest_flag
 from mesotron.config.train import LanguageRunConfig
-from mesotron.recipes import LORA_RATE, RATES, describe_recipes, make_plan, make_recipe
+from mesotron.recipes import describe_recipes, fit_optim, make_plan, make_recipe
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.process import mark_start
@@ -220,7 +220,7 @@ def parse(
         given = arguments() if wants_help and presets and not args else None
         if given is None and (presets or not wants_help):
             given = run_tyro(arguments, args, prog)
-        default = given and defaults_of(config_type, given, presets)
+        default = given and defaults_of(config_type, args, given, presets)
         if wants_help and not wants_all:
             print(common_help(config_type, prog, default or config_type(), presets))
             raise SystemExit(0)
@@ -242,8 +242,7 @@ def common_help(config_type: Any, prog: str, default: Any, presets: Presets | No
     """The flags that people use; `--help-all` has the rest."""
     more = f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all"
     usage = f"usage: {prog}{' [RECIPE | FILE.toml]' if presets else ' [FILE.toml]'} [FLAGS]"
-    example = f"  {prog} --model M --data mine.jsonl"
-    example += " --reward my_rewards.py:score" if presets else ""
+    example = f"  {prog} --model M --data mine.jsonl{' --reward mine.py:score' if presets else ''}"
     recipes = [presets.describe(), ""] if presets else []
     flags = short_help(config_type, default)
     return "\n".join([usage, "", config_type.__doc__, "", example, "", flags, "", *recipes, more])
@@ -302,7 +301,7 @@ def make(kind: type[C], values: Any) -> C:
     return kind(**{name: getattr(values, name) for name in shared})
 
 
-def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | None:
+def defaults_of(config_type: Any, args: list[str], given: Any, presets: Presets | None) -> Any:
     """The config that flags change: a resumed run's, or the preset's, under a TOML file."""
     table: dict[str, Any] = {}
     if given.config is not None:
@@ -325,11 +324,11 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         base = presets.make(presets.for_data if name == item.default and has_data else name)
     made: Any = from_plain(config_type, table, str(given.config), base) if table else base
     if getattr(given, "resume", None) is None and getattr(base, "recipe", "") == "own":
-        name = (made if given.optim.name == config.OptimConfig.name else given).optim.name
-        rate = {"name": name, "lr": RATES[name]}
-        if given.model.lora or made.model.lora:
-            rate = {"name": "adamw", "lr": LORA_RATE}
-        base = replace(base, optim=replace(base.optim, **rate))
+        typed, theirs = {arg.partition("=")[0] for arg in args}, table.get("optim", {})
+        name = given.optim.name if "--optim.name" in typed else theirs.get("name")
+        lr = given.optim.lr if "--optim.lr" in typed else theirs.get("lr")
+        lora = given.model.lora or made.model.lora
+        base = replace(base, optim=fit_optim(base.optim, name, lr, lora))
         made = from_plain(config_type, table, str(given.config), base)
     # Code that the command line or the user's file names is the user's own.
     saved = code_names(base) if base is not None else []

@@ -1,18 +1,19 @@
 """Whole runs by name: `mesotron train NAME`. Each is a table of recipes.toml."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
-from mesotron.config import PlanConfig, TrainConfig
+from mesotron.config import OptimConfig, PlanConfig, TrainConfig
 from mesotron.config.base import from_plain, suggest
 
 _FILE = Path(__file__).with_suffix(".toml")
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 RECIPES = {name: table["about"] for name, table in _TABLES.items()}
-# The recipe own's: chosen on four tasks of SmolLM2-135M (benchmarks/tournament); LoRA with AdamW.
+# Chosen on four tasks of SmolLM2-135M (benchmarks/tournament), without and with LoRA.
 RATES = {"adamw": 2e-5, "muon": 1e-4, "normuon": 1e-4, "pion": 2e-4, "muon_sgd": 1e-4}
-LORA_RATE = 4e-4
+LORA_RATES = {"adamw": 4e-4, "muon": 5e-5}  # the latter by lora="product"
 
 
 def make_recipe(name: str) -> TrainConfig:
@@ -35,6 +36,15 @@ def _make(name: str) -> TrainConfig:
 def make_plan(name: str) -> PlanConfig:
     recipe = make_recipe(name)
     return PlanConfig(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
+
+
+def fit_optim(optim: OptimConfig, name: Any, lr: float | None, lora: int) -> OptimConfig:
+    """The recipe own's optimizer; AdamW beside the matrices gets a tenth of their rate."""
+    name = name or ("adamw" if lora else optim.name)
+    if lr is None:
+        lr = LORA_RATES.get(name, LORA_RATES["muon"]) if lora else RATES[name]
+    aux_lr = None if name in ("adamw", "muon_sgd") else lr / 10
+    return replace(optim, name=name, lr=lr, aux_lr=aux_lr)
 
 
 def describe_recipes() -> str:

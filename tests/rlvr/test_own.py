@@ -12,7 +12,7 @@ import pytest
 from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
-from mesotron.recipes import LORA_RATE, RATES
+from mesotron.recipes import LORA_RATES, RATES
 from mesotron.rlvr.prompts import build_prompt, solved_text
 from mesotron.rlvr.rewards import call_reward, import_reward
 from mesotron.rlvr.tasks.load import load_task
@@ -234,16 +234,18 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
         ("--optim adamw", "adamw", RATES["adamw"], None),
         ("--optim muon_sgd", "muon_sgd", RATES["muon_sgd"], None),
         ("--optim pion --optim.aux-lr 1e-6", "pion", RATES["pion"], 1e-6),
-        ("--lora 4", "adamw", LORA_RATE, None),
+        ("--lora 4", "adamw", LORA_RATES["adamw"], None),
+        ("--lora 4 --optim=muon", "muon", LORA_RATES["muon"], LORA_RATES["muon"] / 10),
         ("--lora 4 --lr 1e-3", "adamw", 1e-3, None),
         ("--config rate.toml", "normuon", RATES["normuon"], RATES["normuon"] / 10),
         ("--config rate.toml --optim adamw", "adamw", RATES["adamw"], None),
+        ("--config rate.toml --optim muon", "muon", RATES["muon"], RATES["muon"] / 10),
     ],
 )
 def test_the_rate_fits_the_optimizer(words, name, lr, aux_lr, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rate.toml").write_text('[optim]\nname = "normuon"\n')
-    optim = resolve_own(read(f"--data mine.jsonl --model tiny {words}")).optim
+    optim = read(f"--data mine.jsonl --model tiny {words}").optim
     assert (optim.name, optim.lr, optim.aux_lr) == (name, lr, pytest.approx(aux_lr))
 
 

@@ -65,7 +65,7 @@ class OptimConfig(Config, prefix="optim."):
         if self.promote and self.cutoff is not None:
             self.refuse("promote", "and --optim.cutoff are two strengths of Pion: give one")
         if self.clip == "all" and not self.max_grad_norm:
-            self.refuse("clip", "needs a norm: give --optim.max-grad-norm above 0")
+            self.refuse("clip", "needs --optim.max-grad-norm above 0; auxiliary does not")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,12 +91,8 @@ def resolve_own(config: Training) -> Training:
     if not reads_answers(config) and config.task.system is None:
         # A format is requested for answers that are checked; own rewards get the prompts as is.
         config = replace(config, task=replace(config.task, system=""))
-    rollout, optim = config.rollout, config.optim
-    if config.recipe != "own":
-        return config
-    if optim.aux_lr is None and optim.name in ("muon", "normuon", "pion"):
-        config = replace(config, optim=replace(optim, aux_lr=optim.lr / 10))
-    if rollout.micro_batch is None:
+    rollout = config.rollout
+    if config.recipe == "own" and rollout.micro_batch is None:
         rows = rollout.prompts * rollout.generations // (rollout.updates * num_processes())
         micro = next(size for size in range(MICRO_BATCH, 0, -1) if rows % size == 0)
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
@@ -133,8 +129,7 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
 
 def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]:
     """Refuse what depends on files, installed packages and processes, before torch is imported.
-    Returns what to tell: what was guessed about the data, a sentence for each file (those on the
-    hub are read only if it `downloads`), and a rate that is too low."""
+    Returns what was guessed about each data file (those on the hub: only if it `downloads`)."""
     check_name(config.model.name)
     if not (isinstance(config, PlanConfig) and config.gpu):  # which is of another machine
         check_memory(config)
