@@ -328,7 +328,7 @@ def defaults_of(config_type: Any, args: list[str], given: Any, presets: Presets 
         name = given.optim.name if "--optim.name" in typed else theirs.get("name")
         lr = given.optim.lr if "--optim.lr" in typed else theirs.get("lr")
         lora = given.model.lora or made.model.lora
-        base = replace(base, optim=fit_optim(base.optim, name, lr, lora))
+        base = replace(base, optim=fit_optim(base.optim, name, lr, lora))  # a rate for its rule
         made = from_plain(config_type, table, str(given.config), base)
     # Code that the command line or the user's file names is the user's own.
     saved = code_names(base) if base is not None else []

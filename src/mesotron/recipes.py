@@ -13,7 +13,7 @@ _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 RECIPES = {name: table["about"] for name, table in _TABLES.items()}
 # Chosen on four tasks of SmolLM2-135M (benchmarks/tournament), without and with LoRA.
 RATES = {"adamw": 2e-5, "muon": 1e-4, "normuon": 1e-4, "pion": 2e-4, "muon_sgd": 1e-4}
-LORA_RATES = {"adamw": 4e-4, "muon": 5e-5}  # the latter by lora="product"
+LORA_RATES = {"adamw": 4e-4, "muon": 5e-5}  # Muon by lora="product"; other rules take its rate
 
 
 def make_recipe(name: str) -> TrainConfig:
