@@ -26,11 +26,12 @@ WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentu
 def main() -> None:
     source, picture = sys.argv[1:] or (HERE / "result.json", HERE / "curves.png")
     runs = json.loads(Path(source).read_text())
-    figure, axes = pyplot.subplots(
-        1, 2, figsize=(11, 4), constrained_layout=True, sharex=True, sharey=True
+    uses = [use for use in ("tuning", "reporting") if any(run["use"] == use for run in runs)]
+    figure, (axes,) = pyplot.subplots(
+        1, len(uses), figsize=(11, 4), layout="constrained", sharex=True, sharey=True, squeeze=False
     )
     colors = {name: f"C{k}" for k, name in enumerate(CONTENDERS)}
-    for axis, use in zip(axes, ("tuning", "reporting")):
+    for axis, use in zip(axes, uses):
         chosen = [run for run in runs if run["use"] == use]
         for run in chosen:
             axis.plot(*zip(*run["greedy"]), color=colors[run["contender"]], lw=1)
