@@ -1,4 +1,4 @@
-"""Tables of the pages on gradient spectra, majority-vote pseudo-labels, step sizes and levers."""
+"""Tables of the pages on gradient spectra, step sizes and levers."""
 
 from __future__ import annotations
 
@@ -70,28 +70,6 @@ def cosine_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
     ]
     plain, best = (f"{fmean(b[size]['cosine'][name] for b in blocks):.3f}" for name in BOUNDS)
     return [*shown, plain, f"{best} ({fmean(b[size]['best_rank'] for b in blocks):.0f})"]
-
-
-def horizon(cells: list[Cell]) -> str:
-    """Best, common and last accuracy of each source of labels."""
-    runs = [cell for cell in cells if cell["stage"] != "warm"]
-    common = max(set.intersection(*({step for step, _ in cell["curve"]} for cell in runs)))
-    steps = sorted({100, common} & {step for step, _ in runs[0]["curve"]})
-    rows = []
-    for cell in runs:
-        best = max(cell["curve"], key=lambda point: point[1])
-        rows.append([
-            cell["stage"], f"{best[1]:.3f} ({best[0]})",
-            *(f"{dict(cell['curve'])[step]:.3f}" for step in steps),
-            f"{cell['accuracy']:.3f} ({cell['steps_done']})",
-            # Gold answers have no votes.
-            mean_end([cell], "votes/label_accuracy"),
-            f"{column_end(cell, 'answers/top_share'):.2f}",
-            f"{column_end(cell, 'entropy'):.3f}", cell["health"][0],
-        ])  # fmt: skip
-    head = ["labels", "best (step)", *(f"after {step}" for step in steps), "last (step)",
-            "correct labels", "most common answer", "entropy", "watch"]  # fmt: skip
-    return table(head, sorted(rows, key=lambda row: row[-5]))
 
 
 def step_map(cells: list[Cell]) -> str:

@@ -83,31 +83,6 @@ def draw_spectrum(cells: list[Cell], path: Path) -> None:
     save(figure, path)
 
 
-def draw_horizon(cells: list[Cell], path: Path) -> None:
-    """Held-out accuracy, right labels and entropy over steps; dashed where the rate is larger."""
-    runs = [cell for cell in cells if cell["stage"] != "warm"]
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
-    rates = sorted({cell["rate"] for cell in runs})
-    colours = {name: f"C{k}" for k, name in enumerate(dict.fromkeys(c["stage"] for c in runs))}
-    told = set()
-    for cell in runs:
-        label = cell["stage"] + (f", {cell['rate']:g}" if len(rates) > 1 else "")
-        style = ("-", "--", ":")[rates.index(cell["rate"]) % 3]
-        series = (cell["curve"], cell["rows"].get("votes/label_accuracy", []),
-                  cell["rows"].get("entropy", []))  # fmt: skip
-        for axis, points in zip(axes, series, strict=True):
-            if points:
-                axis.plot(*zip(*points, strict=True), style, color=colours[cell["stage"]], lw=1,
-                          label=None if label in told else label)  # fmt: skip
-        told.add(label)
-    for axis, title in zip(axes, ("greedy accuracy", "right labels", "entropy"), strict=True):
-        axis.set(title=title, xlabel="step")
-        axis.grid(alpha=0.3)
-    axes[2].set_yscale("log")
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
-    save(figure, path)
-
-
 def draw_levers(cells: list[Cell], path: Path) -> None:
     """Accuracy over steps: the best changes in color, the references in black."""
     figure, axis = pyplot.subplots(figsize=(9, 4.6), constrained_layout=True)

@@ -14,14 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.smollm2.accounts import horizon, levers, spectrum, step_map
-from benchmarks.smollm2.draw import (
-    draw_gsm8k,
-    draw_horizon,
-    draw_levers,
-    draw_map,
-    draw_spectrum,
-)
+from benchmarks.smollm2.accounts import levers, spectrum, step_map
+from benchmarks.smollm2.draw import draw_gsm8k, draw_levers, draw_map, draw_spectrum
 from benchmarks.smollm2.plan import Cell, key_of
 from benchmarks.smollm2.results import pack_results, read_results
 from benchmarks.smollm2.second_task import gsm8k
@@ -64,12 +58,6 @@ Page = tuple[str, str, Callable[[list[Cell]], str], Callable[[list[Cell], Path],
 PAGES: dict[str, Page] = {
     "map": ("Step size, batch size and updates per rollout", "map", step_map, draw_map),
     "spectrum": ("The spectrum of the gradients", "spectrum", spectrum, draw_spectrum),
-    "horizon": (
-        "Majority-vote labels over a long horizon",
-        "horizon",
-        horizon,
-        draw_horizon,
-    ),
     "levers": ("What makes it learn faster", "levers", levers, draw_levers),
     "gsm8k": ("GSM8K after a supervised start", "gsm8k", gsm8k, draw_gsm8k),
 }

@@ -13,22 +13,13 @@ from typing import Any
 from benchmarks.smollm2.levers import LEVERS
 
 Cell = dict[str, Any]
-PARTS = ("levers", "spectrum", "horizon", "map", "gsm8k")
+PARTS = ("levers", "spectrum", "map", "gsm8k")
 # Best rates of a search on sums (benchmarks/ARCHIVE.md), and the gains that make updates as large
 # as AdamW's.
 BEST_RATES = {"adamw": (1e-5, 1.0), "muon": (4e-5, 1.8), "pion_cutoff": (2e-5, 7.0)}
 FINAL_SEEDS = (1, 2, 3)  # of GSM8K; its search has used 0
 MAP_FACTORS = (0.5, 2.0, 8.0)
 MAP_SHAPES = ((32, 1), (8, 1), (32, 4), (8, 4))  # prompts of a rollout, updates with it
-# The recipe has no KL term; each published method has its own.
-PUBLISHED_KL = "objective.beta=none"
-LABELS = {
-    "vote": ("vote", (PUBLISHED_KL,)),
-    "mgrpo_without_iqr": ("mgrpo", (PUBLISHED_KL, "objective.entropy_filter=off")),
-    "mgrpo": ("mgrpo", (PUBLISHED_KL,)),
-    "corewarding": ("corewarding", (PUBLISHED_KL,)),
-    "gold": ("grpo", ()),  # shows what the steps themselves do
-}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GSM8K_FACTORS = (0.5, 1.0)
 SEVERAL = 4  # updates with a rollout
@@ -50,13 +41,7 @@ def make(part: str, stage: str, **values: Any) -> Cell:
 
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """All cells of the requested parts that are known so far, in order."""
-    makers = {
-        "levers": levers,
-        "spectrum": spectrum,
-        "horizon": horizon,
-        "map": step_map,
-        "gsm8k": gsm8k,
-    }
+    makers = {"levers": levers, "spectrum": spectrum, "map": step_map, "gsm8k": gsm8k}
     return [cell for part in given.parts for cell in makers[part](given, done)]
 
 
@@ -96,19 +81,6 @@ def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
 def subject(cell: Cell) -> str:
     """The part whose task and warm start a cell has, if it is not its own."""
     return cell.get("task", cell["part"])
-
-
-def horizon(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """Labels by vote from a warm start, until plain voting has collapsed or time is up."""
-    warm = {"part": "horizon", "stage": "warm", "seed": 0}
-    if key_of(warm) not in done:
-        return [warm]
-    return [
-        make("horizon", name, optim=given.horizon_optim, objective=objective,
-             rate=given.horizon_rate, steps=given.horizon_steps, set=[*changes], seed=seed)
-        for seed in range(given.horizon_seeds)
-        for name, (objective, changes) in LABELS.items()
-    ]  # fmt: skip
 
 
 def warm_folder(state: Path, part: str) -> Path:

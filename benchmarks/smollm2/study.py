@@ -70,13 +70,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
     parser.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--map-rollouts", type=int, default=40)
-    parser.add_argument("--horizon-steps", type=int, default=1500)
-    parser.add_argument("--horizon-rate", type=float, default=1e-4)
-    parser.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")
-    parser.add_argument("--horizon-seeds", type=int, default=1)
-    parser.add_argument("--eval-every", type=int, default=25)
-    # Votes need a model that is right more often than chance and not yet sure of everything.
-    parser.add_argument("--warm-enough", type=float, default=0.5, help="accuracy to warm up to")
     parser.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
     parser.add_argument("--gsm8k-steps", type=int, default=40)

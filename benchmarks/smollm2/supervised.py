@@ -22,8 +22,6 @@ from mesotron.rlvr.tasks.problem import Task
 
 ROWS = 8  # of a batch that are in memory at once
 RATE = 2e-5
-LOOK_EVERY = 10
-LONGEST_WARM_UP = 400
 GSM8K_ROWS = 2 * 7473  # two epochs
 
 
@@ -91,21 +89,12 @@ def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     usual: Cell = {"optim": "adamw", "objective": "grpo", "rate": RATE, "gain": 1.0}
     full = usual | {"steps": 1, "set": []} | cell
     config = config_of(full, given, Path("unused"))
-    long = cell["part"] == "gsm8k"
-    steps = given.gsm8k_sft or GSM8K_ROWS // config.rollout.prompts
-    made = Supervised(config, steps if long else LONGEST_WARM_UP)
+    made = Supervised(config, given.gsm8k_sft or GSM8K_ROWS // config.rollout.prompts)
     curve = [[0, made.accuracy()]]
-
-    def until(step: int) -> bool:
-        if not long and step % LOOK_EVERY == 0:
-            curve.append([step, made.accuracy()])
-        return time.time() > deadline or (not long and curve[-1][1] >= given.warm_enough)
-
-    made.train(until)
+    made.train(lambda _: time.time() > deadline)
     if time.time() > deadline:
         return None
-    if long:
-        curve.append([len(made.rows) // made.batch, made.accuracy()])
+    curve.append([len(made.rows) // made.batch, made.accuracy()])
     folder = warm_folder(given.state, cell["part"])
     draft = folder.with_suffix(".draft")
     made.model.save_pretrained(draft)

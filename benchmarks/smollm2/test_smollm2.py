@@ -23,10 +23,9 @@ def given(tmp_path):
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text(rows.replace("?", f" in {name}?"))
     return argparse.Namespace(
-        parts=["levers", "spectrum", "horizon", "map", "gsm8k"], levers=[], lever_seeds=[1, 2],
-        spectrum_steps=60, final_steps=120, map_rollouts=40, horizon_steps=1500, horizon_rate=1e-4,
-        horizon_seeds=1, horizon_optim="muon", gsm8k_steps=60, state=tmp_path, folder="tiny",
-        device="cpu", micro_batch=256, set=[], plain=False, gsm8k=tmp_path,
+        parts=["levers", "spectrum", "map", "gsm8k"], levers=[], lever_seeds=[1, 2],
+        spectrum_steps=60, final_steps=120, map_rollouts=40, gsm8k_steps=60, state=tmp_path,
+        folder="tiny", device="cpu", micro_batch=256, set=[], plain=False, gsm8k=tmp_path,
     )  # fmt: skip
 
 

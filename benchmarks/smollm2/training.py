@@ -38,8 +38,7 @@ from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
 
 KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups/zero_signal",
-        "entropy", "kl", "grad_norm", "completions/mean_length", "votes/share",
-        "votes/label_accuracy", "answers/top_share", "anchor/distance", "gradient/snr",
+        "entropy", "grad_norm", "completions/mean_length", "answers/top_share", "gradient/snr",
         "ratio/log_max", "clip_ratio/region_mean", "step_time")  # fmt: skip
 LONG = 300  # steps from which rows are kept as means of ten
 SNR_EVERY = 10
@@ -84,15 +83,14 @@ def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
 
 def fit_micro_batch(config: TrainConfig) -> TrainConfig:
     """Smaller micro-batches where an update has fewer rows, or rows that it does not divide."""
-    rollout, objective = config.rollout, resolve(config.objective, config.rollout.generations)
-    apart = (objective.momentum_generations or 0) if objective.name == "mgrpo" else 0
-    rows = rollout.prompts * (rollout.generations - apart) // rollout.updates
+    rollout = config.rollout
+    rows = rollout.prompts * rollout.generations // rollout.updates
     micro = next(k for k in range(min(rollout.micro_batch or rows, rows), 0, -1) if rows % k == 0)
     return replace(config, rollout=replace(rollout, micro_batch=micro))
 
 
 def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
-    """Train and evaluate; None if time was up before, unless half a run is worth keeping."""
+    """Train and evaluate; None if time was up before, except for a lever: its curve counts."""
     began = time.time()
     quiet_libraries()
     path = given.state / "runs" / f"{abs(hash(key_of(cell))):x}-{time.time_ns():x}"
@@ -104,8 +102,7 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         trainer, kept = make(parts, run, given, deadline)
         curve_every(cell, parts, trainer, given)
         trainer.train()
-        halves = cell["part"] in ("horizon", "levers")
-        if kept.late and not halves:
+        if kept.late and cell["part"] != "levers":
             return None
         found = summary(parts, trainer, kept.rows)
     shutil.rmtree(path)
@@ -170,14 +167,13 @@ def build_stock(
 
 def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
     """Evaluate during training where the curve is the result."""
-    if cell["part"] not in ("horizon", "levers"):
+    if cell["part"] != "levers":
         return
-    every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
 
     def now() -> float:
         return evaluate_part(parts, trainer.model, "on the way")["greedy"]["strict"]["value"]
 
-    problems = len(parts.task.eval)
+    every, problems = given.final_steps // 4, len(parts.task.eval)
     trainer.add_callback(EvalEvery(every, trainer, now, start=now(), problems=problems))
 
 
