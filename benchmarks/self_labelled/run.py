@@ -40,6 +40,9 @@ CONTENDERS = {
     "sure": "--objective.name corewarding --objective.min-vote-share 0.9",
     "sure_slow": "--objective.name corewarding --objective.momentum 0.999 "
     "--objective.min-vote-share 0.9",
+    # Unanimous while the policy keeps exploring: one that sharpens agrees with itself for nothing.
+    "sure_open": "--objective.name corewarding --objective.min-vote-share 0.9 "
+    "--objective.entropy-target 0.1 --objective.entropy-bonus 0.005",
     "grpo": "--objective.name grpo",
 }
 TINY = "arith_mgrpo --rollout.fast true"
