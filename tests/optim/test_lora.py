@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import mesotron
 from mesotron.optim import Muon
+from mesotron.optim.groups import clip_gradients
 from mesotron.spectral.scale import step_scale
+from support.watch_streams import diagnosis_of
 
 LORA_SCALE = 2.0
 EXACT = {"filter": "polar_express", "steps": 12, "dtype": "float64"}  # the polar factor
@@ -118,6 +120,24 @@ def test_the_gauge_changes_nothing(options):
     product = (B @ A).detach()
     assert product.norm() > 0
     torch.testing.assert_close((other_B @ other_A).detach(), product, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("growth", "cause"), [(1, None), (30, "update_explosion")])
+def test_the_watch_alarms_for_a_larger_gradient_but_not_for_a_longer_a(growth, cause):
+    A, B, G = lora_pair(2)
+    B.data.zero_()
+    optimizer, length = optimizer_of(A, B, momentum=0.95), A.norm().item()
+    generator, rows = torch.Generator().manual_seed(0), []
+    for k in range(100):
+        optimizer.param_groups[0]["lr"] = LR * min(k / 10, 1)
+        noisy = G + 0.3 * torch.randn(M, N, generator=generator).double()
+        noisy *= growth if k >= 80 else 1
+        A.grad, B.grad = LORA_SCALE * B.detach().mT @ noisy, LORA_SCALE * noisy @ A.detach().mT
+        total = clip_gradients(optimizer, 1.0).total.item()
+        rows.append({"step": k, "reward": 0.5, "grad_norm": total})
+        optimizer.step()
+    assert A.norm().item() > 10 * length
+    assert diagnosis_of(rows).cause == cause
 
 
 def test_heads_are_filtered_apart():

@@ -18,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import mesotron
 from mesotron.optim import Muon, Pion
 from mesotron.optim import step as module
+from mesotron.optim.groups import clip_gradients
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.sharding.step import Agreement
 
@@ -345,6 +346,8 @@ def steps_a_lora_product(layout: str) -> None:
         for p, q in zip(whole, parts, strict=True):
             p.grad = torch.randn(p.shape, generator=generator).bfloat16()
             q.grad = distribute_tensor(p.grad, mesh, PLACEMENTS[layout])
+        norms = [clip_gradients(each, 1.0).total.float() for each in (alone, sharded)]
+        torch.testing.assert_close(*norms, rtol=0.02, atol=0)  # bfloat16
         alone.step()
         sharded.step()
     for p, q in zip(whole, parts, strict=True):

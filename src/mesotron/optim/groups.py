@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from mesotron.optim.lora import check_pairs
+from mesotron.optim.lora import check_pairs, find_pairs
 from mesotron.optim.step import group_filter
 from mesotron.optim.views import FSDP2, View
 from mesotron.spectral.routing import AUXILIARY_RULES, RULES, SPECTRAL_RULES
@@ -161,8 +161,7 @@ class Work(NamedTuple):
 
 def sort_parameters(groups: list[dict[str, Any]]) -> Work:
     work = Work(defaultdict(list), defaultdict(list), [])
-    pairs = [(p, group) for group in groups for p in group["params"]]
-    for number, (p, group) in enumerate(pairs):
+    for number, (p, group) in enumerate((p, g) for g in groups for p in g["params"]):
         place = Place(p, group, number)
         if not p.numel() or group["pairs"] is not None:
             continue
@@ -194,9 +193,15 @@ def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
         meshes = auxiliary if group["rule"] in AUXILIARY_RULES else spectral
         for p in group["params"]:
             if p.grad is not None:
-                mesh = p.grad.device_mesh if isinstance(p.grad, DTensor) else None
-                meshes[mesh].append(p)
-    auxiliary_norm, spectral_norm = _norm(auxiliary.values()), _norm(spectral.values())
+                meshes[getattr(p.grad, "device_mesh", None)].append(p)
+    auxiliary_norm, spectral_norm = _norm(auxiliary.values(), {}), _norm(spectral.values(), {})
+    # The total counts a LoRA product as if A had rows of norm 1. B's gradient is proportional to A,
+    # which grows severalfold within tens of steps at any rate, however little B A moves.
+    scales: dict[Tensor, Tensor] = {}
+    for A, B, *_ in find_pairs(optimizer.param_groups):
+        length = A.detach().norm().clamp_min(1e-30) / len(A) ** 0.5
+        scales |= {A: length, B: 1 / length}
+    counted = _norm(spectral.values(), scales) if scales else spectral_norm
     for params in auxiliary.values():
         # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
         usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
@@ -206,11 +211,10 @@ def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
         clip_grads_with_norm_(params, max_norm, finite)
     if not spectral:  # bringing the host's zero to a GPU would wait for it
         return Norms(auxiliary_norm, auxiliary_norm)
-    total = torch.hypot(auxiliary_norm, spectral_norm.to(auxiliary_norm.device))
-    return Norms(total, auxiliary_norm)
+    return Norms(torch.hypot(auxiliary_norm, counted.to(auxiliary_norm.device)), auxiliary_norm)
 
 
-def _norm(meshes: Iterable[list[Tensor]]) -> Tensor:
-    norms = [get_total_norm([p.grad for p in params if p.grad is not None]) for params in meshes]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+def _norm(meshes: Iterable[list[Any]], scales: dict[Tensor, Tensor]) -> Tensor:
+    grads = ([p.grad * scales[p] if p in scales else p.grad for p in each] for each in meshes)
+    whole = [x.full_tensor() if isinstance(x, DTensor) else x for x in map(get_total_norm, grads)]
     return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())

@@ -83,9 +83,8 @@ def product_step(
     numbers = torch.stack([_norms(L, R) for L in left for R in right])
     norm, reference = numbers[..., 0].amax(0), numbers[..., 1:3].amax((0, 2))
     c = torch.where(norm > 0, reference / norm, 1.0).clamp(0.5, 1.0)
-    square = numbers[..., 3].sum(0)
     c3 = c[:, None, None]
-    return Factors(dA * c3, dB * c3, square * c * c, seen)
+    return Factors(dA * c3, dB * c3, numbers[..., 3].sum(0) * c * c, seen)
 
 
 def _root(gram: Tensor) -> Tensor:

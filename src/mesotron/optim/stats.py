@@ -76,8 +76,7 @@ class StepStats:
     def add_update(self, group: str, update: Tensor) -> None:
         largest = update.abs().amax().float()
         # Divided by the largest, since the square of 1e30 is not a float32; zero stays zero.
-        x = update.float()
-        x = x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+        x = update.float() / largest.clamp_min(torch.finfo(torch.float32).tiny)
         self.updates.append((group, x.square().mean().sqrt() * largest, update.numel()))
 
     def totals(self, names: list[str], device: torch.device) -> Tensor:
@@ -114,9 +113,8 @@ class StepStats:
         out["skipped"] = 0.0
         for groups, finite in self.finite:
             for group, ok in zip(groups, finite.tolist(), strict=True):
-                key = f"{group}/skipped"
-                out[key] = out.get(key, 0.0) + (not ok)
-                out["skipped"] += not ok
+                for key in ("skipped", f"{group}/skipped"):
+                    out[key] = out.get(key, 0.0) + (not ok)
         return out
 
 
@@ -125,9 +123,8 @@ def _means(row: list[float]) -> dict[str, float]:
     out: dict[str, float] = {}
     if blocks:
         out["update_rms"] = (moved / elements) ** 0.5
-        out["concentration"] = concentration / max(live, 1)
-        out["passed_rank"] = passed / max(live, 1)
-        out["dead_blocks"] = dead / max(live, 1)
+        sums = {"concentration": concentration, "passed_rank": passed, "dead_blocks": dead}
+        out |= {name: total / max(live, 1) for name, total in sums.items()}
         out["blocks"] = blocks
     if count:
         out["update_rms"] = (square / count) ** 0.5
