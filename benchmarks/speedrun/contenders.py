@@ -79,9 +79,7 @@ class Contestant:
         self.run = RunFolder.create(folder, config, environment)
         stock = name.startswith("stock")
         self.trainer: Any = (
-            make_stock(self.parts, folder, name.endswith("vllm"))
-            if stock
-            else make_ours(self.parts, self.run)
+            make_stock(self.parts, folder) if stock else make_ours(self.parts, self.run)
         )
 
     def accuracy(self) -> float:

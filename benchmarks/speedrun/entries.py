@@ -68,12 +68,13 @@ STOCK_GRID: dict[str, dict[str, Any]] = {
     "stock_falling_2e-5": ADAMW | FALLING | {"optim.lr": 2e-5, "steps": 560},
 }
 # The search of PROTOCOL.md, four for each arm. Runs that missed the target had come to the end of
-# their schedule: ours varies its length first.
+# their schedule, so ours are long; they end at the target.
 OURS_SEARCH: dict[str, dict[str, Any]] = {
-    f"ours_{rate:g}_{kind}_{steps}": QUICK | FALLING | groups | {"optim.lr": rate, "steps": steps}
+    f"ours_{rate:g}_{kind}_{steps}": OURS | CURIOUS | FALLING | groups
+    | {"optim.lr": rate, "steps": steps}
     for rate, kind, groups, steps in (
-        (2e-4, "of192", OF_192, 360), (2e-4, "of192", OF_192, 420), (3e-4, "of192", OF_192, 400),
-        (1.5e-4, "of256", OF_256, 400),
+        (2e-4, "of192", OF_192, 400), (2e-4, "of192", OF_192, 480), (3e-4, "of192", OF_192, 440),
+        (2e-4, "of256", OF_256, 400),
     )
 }  # fmt: skip
 TRL_SEARCH: dict[str, dict[str, Any]] = {
@@ -81,7 +82,5 @@ TRL_SEARCH: dict[str, dict[str, Any]] = {
     for steps in (650, 400)
     for rate in (4e-5, 8e-5)
 }
-# Only its pace and a run that checks that it learns alike: it cannot share a GPU.
-VLLM = {f"{name}_vllm": changes for name, changes in TRL_SEARCH.items()}
 ARMS = {"ours": OURS_SEARCH, "trl": TRL_SEARCH}
-NAMES = LADDER | GRID | STOCK_GRID | OURS_SEARCH | TRL_SEARCH | VLLM
+NAMES = LADDER | GRID | STOCK_GRID | OURS_SEARCH | TRL_SEARCH

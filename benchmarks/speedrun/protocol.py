@@ -5,8 +5,8 @@
 First the pace of each shape of step, alone on the GPU; then the search (tuning seed 110, the two
 best of an arm again on 111), then the reporting seeds at its best, several at once under
 MPS, their steps counted at that pace. Each run is a file in OUT/cells as soon as it is finished, so
-the same command resumes. `--alone` then runs three reporting seeds of ours and a tuning seed of TRL
-with vLLM alone, to check the clock and that vLLM learns alike. On a CPU: --small.
+the same command resumes. `--alone` then runs three reporting seeds of ours alone, to check the
+clock. On a CPU: --small.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from typing import Any
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.speedrun.children import Children, Row
-from benchmarks.speedrun.entries import ARMS, NAMES, VLLM
+from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.tournament.__main__ import protocol_commit
-from mesotron.runs.extras import is_installed
 
 Done = dict[str, Row]
 SEARCH_SEED, REPEAT_SEEDS = 110, (111,)
@@ -54,8 +53,7 @@ def make(use: str, arm: str, name: str, seed: int) -> Row:
 def shape_of(name: str) -> str:
     """What a step's time depends on: everything but the rate and the number of steps."""
     own = {key: value for key, value in NAMES[name].items() if key not in ("optim.lr", "steps")}
-    kind = "vllm" if name.endswith("vllm") else "stock" if name.startswith("stock") else "ours"
-    return json.dumps([kind, sorted((key, str(value)) for key, value in own.items())])
+    return json.dumps([name.split("_")[0], sorted((key, str(value)) for key, value in own.items())])
 
 
 def rank(name: str, seeds: Sequence[int], done: Done) -> tuple[float, float, float] | None:
@@ -80,14 +78,12 @@ def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) 
 
 
 def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
-    """Runs in their order, those that are done included."""
-    kept = {arm: best_of(list(ARMS[arm]), (SEARCH_SEED,), done, KEPT) for arm in arms}
+    """Runs in their order, those that are done included; of later arms while one waits."""
     for arm in arms:
         yield from (make("tuning", arm, name, SEARCH_SEED) for name in ARMS[arm])
-    for arm in arms:
-        yield from (make("tuning", arm, name, s) for s in REPEAT_SEEDS for name in kept[arm])
-    for arm in arms:
-        best = best_of(kept[arm], (SEARCH_SEED, *REPEAT_SEEDS), done, 1)
+        kept = best_of(list(ARMS[arm]), (SEARCH_SEED,), done, KEPT)
+        yield from (make("tuning", arm, name, s) for s in REPEAT_SEEDS for name in kept)
+        best = best_of(kept, (SEARCH_SEED, *REPEAT_SEEDS), done, 1)
         yield from (make("reporting", arm, name, s) for name in best for s in REPORTING_SEEDS[arm])
 
 
@@ -96,7 +92,9 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
     from benchmarks.speedrun.racing import race
 
     first, later = settings["paces"][shape_of(cell["name"])]
-    given = rules(cell["name"], settings) | {"pace": (first, later), "every": EVERY_STEPS * later}
+    given = rules(settings) | {"pace": (first, later), "every": EVERY_STEPS * later}
+    if cell["arm"] == "trl" and not settings["small"]:  # so that several fit into memory
+        given["common"] += ["rollout.micro_batch=64"]
     with tempfile.TemporaryDirectory() as folder:
         left = deadline + GRACE / 2 - time.time()
         row = race(cell["name"], cell["seed"], Path(folder), left, given)
@@ -105,13 +103,11 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
     return cell | row | {"protocol": settings["protocol"], "pace": [first, later]}
 
 
-def rules(name: str, settings: Row) -> Row:
-    """What `race` is given; plain TRL's passes are cut so that several runs fit into memory."""
-    cut = name.startswith("stock") and not settings["small"]
+def rules(settings: Row) -> Row:
+    """What `race` is given."""
     return {
         "model": settings["model"], "small": settings["small"], "target": TARGET,
-        "common": [*COMMON, *["rollout.micro_batch=64"] * cut], "consecutive": CONSECUTIVE,
-        "every": math.inf, "limit": math.inf,
+        "common": list(COMMON), "consecutive": CONSECUTIVE, "every": math.inf, "limit": math.inf,
     }  # fmt: skip
 
 
@@ -120,7 +116,7 @@ def measure_paces(given: argparse.Namespace, names: Sequence[str], paces: dict[s
     with Children("benchmarks.speedrun.protocol:pace") as children:
         for name in names:
             if shape_of(name) not in paces and time.time() < given.deadline:
-                settings = rules(name, vars(given))
+                settings = rules(vars(given))
                 with tempfile.TemporaryDirectory() as folder:
                     row = children.run(Path(folder), 240, name=name, settings=settings)
                 if "failed" in row:
@@ -154,22 +150,18 @@ def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
 
 
 def run_alone(given: argparse.Namespace, done: Done) -> None:
-    """Three reporting seeds of ours with a real clock, and one tuning seed of TRL with vLLM."""
+    """Three reporting seeds of ours with a real clock."""
     cells = [cell for cell in plan(["ours"], done) if cell["seed"] in ALONE_SEEDS]
-    best = next((c["name"] for c in plan(["trl"], done) if c["use"] == "reporting"), None)
-    if best is not None:
-        cells.append(make("tuning", "trl_vllm", f"{best}_vllm", SEARCH_SEED))
     with Children("benchmarks.speedrun.racing:race") as children:
         for cell in cells:
             path, left = given.out / "cells" / f"alone-{key_of(cell)}.json", given.deadline
-            name = cell["name"]
-            if path.exists() or time.time() > left or shape_of(name) not in given.paces:
+            if path.exists() or time.time() > left:
                 continue
-            first, later = given.paces[shape_of(name)]
-            settings = rules(name, vars(given)) | {"every": EVERY_STEPS * later}
+            first, later = given.paces[shape_of(cell["name"])]
+            settings = rules(vars(given)) | {"every": EVERY_STEPS * later}
             with tempfile.TemporaryDirectory() as folder:
-                row = children.run(Path(folder), left - time.time(), name=name, seed=cell["seed"],
-                                   given=settings)  # fmt: skip
+                row = children.run(Path(folder), left - time.time(), name=cell["name"],
+                                   seed=cell["seed"], given=settings)  # fmt: skip
             if "failed" not in row and not row["cut_short"]:
                 row |= cell | {"alone": True, "protocol": given.protocol, "pace": [first, later]}
                 write(path, row)
@@ -188,42 +180,28 @@ def seconds_of(cell: Row, pace: Sequence[float], reached: bool = True) -> float:
 
 def table(done: Done, paces: dict[str, Any]) -> str:
     """The reported runs, and the ratio of medians with its bootstrap interval."""
-    arms = {arm: [c for c in done.values() if (c["use"], c["arm"]) == ("reporting", arm)]
-            for arm in ARMS}  # fmt: skip
-    times, ends, lines = (
-        {},
-        {},
-        ["| arm | configuration | arrived | median s | each |", "|---" * 5 + "|"],
-    )
-    for arm, cells in arms.items():
-        for kind in ("", "_vllm") if arm == "trl" else ("",):
-            pace = paces.get(shape_of(f"{cells[0]['name']}{kind}")) if cells else None
-            if pace is None:
-                continue
-            name = arm + kind
-            times[name] = [seconds_of(cell, pace) for cell in cells]
-            ends[name] = [seconds_of(cell, pace, reached=False) for cell in cells]
-            shown = ", ".join("-" if math.isinf(t) else f"{t:.0f}" for t in times[name])
-            arrived = sum(map(math.isfinite, times[name]))
-            lines.append(f"| {name} | {cells[0]['name']} | {arrived} of {len(cells)} | "
-                         f"{median(times[name]):.1f} | {shown} |")  # fmt: skip
-    rivals = {
-        name: [t for t in each if math.isfinite(t)]
-        if sum(map(math.isfinite, each)) >= FEWEST else ends[name]
-        for name, each in times.items() if name != "ours"
-    }  # fmt: skip
-    if "ours" not in times or not rivals:
-        return "\n".join(lines)
-    best = min(rivals, key=lambda name: median(rivals[name]))
-    rng = random.Random(0)
+    lines = ["| arm | configuration | arrived | median s | each |", "|---" * 5 + "|"]
+    times: dict[str, list[float]] = {}
+    for arm in ARMS:
+        cells = [c for c in done.values() if (c["use"], c["arm"]) == ("reporting", arm)]
+        if not cells:
+            return "\n".join(lines)
+        pace = paces[shape_of(cells[0]["name"])]
+        each = [seconds_of(cell, pace) for cell in cells]
+        arrived = [t for t in each if math.isfinite(t)]
+        shown = ", ".join("-" if math.isinf(t) else f"{t:.0f}" for t in each)
+        lines.append(f"| {arm} | {cells[0]['name']} | {len(arrived)} of {len(cells)} | "
+                     f"{median(each):.1f} | {shown} |")  # fmt: skip
+        if arm == "trl" and len(arrived) < FEWEST:
+            arrived = [seconds_of(cell, pace, reached=False) for cell in cells]
+        times[arm] = each if arm == "ours" else arrived
+    rng, (ours, trl) = random.Random(0), times.values()
     drawn = sorted(
-        median(rng.choices(times["ours"], k=len(times["ours"])))
-        / median(rng.choices(rivals[best], k=len(rivals[best])))
+        median(rng.choices(ours, k=len(ours))) / median(rng.choices(trl, k=len(trl)))
         for _ in range(10_000)
     )
-    ratio = median(times["ours"]) / median(rivals[best])
-    lines.append(f"\nours / {best}: {ratio:.3f} [{drawn[250]:.3f}, {drawn[9749]:.3f}]")
-    return "\n".join(lines)
+    ratio = median(ours) / median(trl)
+    return "\n".join([*lines, f"\nours / trl: {ratio:.3f} [{drawn[250]:.3f}, {drawn[9749]:.3f}]"])
 
 
 def write(path: Path, value: Any) -> None:
@@ -259,7 +237,7 @@ def main() -> None:
     if given.alone:
         return run_alone(given, done)
     names = [name for arm in given.arms for name in ARMS[arm]]
-    measure_paces(given, [*names, *VLLM] if is_installed("vllm") else names, given.paces)
+    measure_paces(given, names, given.paces)
     failed: dict[str, int] = {}
 
     def following(busy: set[str]) -> Row | None:
