@@ -2,11 +2,10 @@
 
     python -m benchmarks.speedrun.protocol --out OUT --model FOLDER --minutes 23 --arms ours trl
 
-First the pace of each shape of step, alone on the GPU; then the search (tuning seed 110, the two
-best of an arm again on 111), then the reporting seeds at its best, several at once under
-MPS, their steps counted at that pace. Each run is a file in OUT/cells as soon as it is finished, so
-the same command resumes. `--alone` then runs three reporting seeds of ours alone, to check the
-clock. On a CPU: --small.
+First the pace of each shape of step, alone on the GPU; then the search on tuning seeds, then the
+reporting seeds at its best, several at once under MPS, their steps counted at that pace. Each run
+is a file in OUT/cells as soon as it is finished, so the same command resumes. `--alone` then runs
+three reporting seeds of ours alone, to check the clock. On a CPU: --small.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.tournament.__main__ import protocol_commit
 
 Done = dict[str, Row]
-SEARCH_SEED, REPEAT_SEEDS = 110, (111,)
+# Rounds of an arm's search: seeds that are added, and how many configurations stay.
+SEARCH = {"ours": (((110, 111), 1),), "trl": (((110,), 4), ((111,), 2), ((112, 113), 1))}
+PACE_SEED = 110
 REPORTING_SEEDS = {"ours": range(210, 220), "trl": range(210, 215)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
-KEPT = 2  # configurations of an arm that are run again
 TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
 PACE_STEPS = 30
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
@@ -80,11 +80,12 @@ def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) 
 def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
     """Runs in their order, those that are done included; of later arms while one waits."""
     for arm in arms:
-        yield from (make("tuning", arm, name, SEARCH_SEED) for name in ARMS[arm])
-        kept = best_of(list(ARMS[arm]), (SEARCH_SEED,), done, KEPT)
-        yield from (make("tuning", arm, name, s) for s in REPEAT_SEEDS for name in kept)
-        best = best_of(kept, (SEARCH_SEED, *REPEAT_SEEDS), done, 1)
-        yield from (make("reporting", arm, name, s) for name in best for s in REPORTING_SEEDS[arm])
+        names, seeds = list(ARMS[arm]), tuple[int, ...]()
+        for more, stay in SEARCH[arm]:
+            yield from (make("tuning", arm, name, seed) for seed in more for name in names)
+            seeds += more
+            names = best_of(names, seeds, done, stay)
+        yield from (make("reporting", arm, name, s) for name in names for s in REPORTING_SEEDS[arm])
 
 
 def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
@@ -134,7 +135,7 @@ def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
     from benchmarks.speedrun.contenders import Contestant, make_config
     from benchmarks.speedrun.racing import Clock
 
-    config = make_config(name, SEARCH_SEED, settings["model"], settings["small"],
+    config = make_config(name, PACE_SEED, settings["model"], settings["small"],
                          [*settings["common"], "task.num_eval=8"])  # fmt: skip
     contestant = Contestant(name, config, folder / "run")
     clock = Clock(contestant, math.inf, 2.0, math.inf, time.perf_counter() + seconds)

@@ -168,18 +168,18 @@ def test_stock_gets_a_multiple_of_our_time():
     assert run.limit_of(given, "stock", {}) == 30.0
 
 
-def test_every_arm_has_the_same_search_and_reports_its_best_on_other_seeds():
+def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
     done = {}
-    wanted = {arm: list(names)[3] for arm, names in ARMS.items()}
-    for _ in range(4):
+    wanted = {arm: list(names)[1] for arm, names in ARMS.items()}
+    for _ in range(5):
         for cell in list(protocol.plan(list(ARMS), done)):
             reached = 80.0 if cell["name"] == wanted[cell["arm"]] else None
             done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
-    for arm in ARMS:
+    for arm, runs in (("ours", 4), ("trl", 16)):
         mine = [cell for cell in done.values() if cell["arm"] == arm]
         tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
-        assert sorted(set(tuned)) == [110, 111]
-        assert len(tuned) == 6
+        assert len(tuned) == runs
+        assert all(100 <= seed < 200 for seed in tuned)
         reports = [cell for cell in mine if cell["use"] == "reporting"]
         assert {cell["name"] for cell in reports} == {wanted[arm]}
         assert [cell["seed"] for cell in reports] == list(protocol.REPORTING_SEEDS[arm])
