@@ -7,6 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.self_labelled.run import CONTENDERS, command, is_over, kept, read_known, two_best
+from mesotron.cli import COMMANDS, parse
+from mesotron.config import TrainConfig
+from mesotron.recipes import make_recipe
+from mesotron.rlvr.objectives import resolve
+
+
+def read(typed: list[str]) -> TrainConfig:
+    return parse(TrainConfig, typed[4:], "mesotron train", COMMANDS["train"].presets)
 
 
 def test_a_run_keeps_the_last_mean_of_four_over_the_best():
@@ -20,10 +28,18 @@ def test_methods_of_the_long_horizon_are_valid_commands(name, tmp_path):
     given = argparse.Namespace(
         out=tmp_path, warm=Path("warm"), device="cpu", steps=1500, prompts=32
     )
-    typed = command((name, 1e-5, 120), given)
-    beta = float(typed[typed.index("--objective.beta") + 1])
-    assert (beta == 0) == (CONTENDERS[name].split()[1] == "grpo")
-    assert typed[typed.index("--model.name") + 1] == "warm"
+    config = read(command((name, 1e-5, 120), given))
+    assert (config.objective.beta == 0) == (config.objective.name == "grpo")
+    assert config.model.name == "warm"
+
+
+def test_the_recipe_is_the_method_that_lasts(tmp_path):
+    given = argparse.Namespace(out=tmp_path, warm=None, device="cpu", steps=1500, prompts=8)
+    ran = read(command(("sure_open", 3e-4, 226), given))
+    recipe = make_recipe("arith_self_labeled")
+    for part in ("steps", "eval_every", "task", "reward", "optim", "rollout"):
+        assert getattr(recipe, part) == getattr(ran, part)
+    assert resolve(recipe.objective, 8) == resolve(ran.objective, 8)
 
 
 def test_survivors_come_first_and_gold_labels_do_not_count():
