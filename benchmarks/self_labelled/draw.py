@@ -20,7 +20,8 @@ HERE = Path(__file__).parent
 WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentum 0.999",
          "corewarding": "Co-rewarding-II", "slow": "Co-rewarding-II, momentum 0.999",
          "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
-         "sure_open": "unanimous labels, entropy kept", "grpo": "gold labels"}  # fmt: skip
+         "sure_open": "unanimous labels, entropy kept", "mgrpo_skip": "M-GRPO, silent skipped",
+         "sure_skip": "unanimous labels, silent skipped", "grpo": "gold labels"}  # fmt: skip
 
 
 def main() -> None:

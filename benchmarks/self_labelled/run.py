@@ -43,6 +43,10 @@ CONTENDERS = {
     # Unanimous while the policy keeps exploring: one that sharpens agrees with itself for nothing.
     "sure_open": "--objective.name corewarding --objective.min-vote-share 0.9 "
     "--objective.entropy-target 0.1 --objective.entropy-bonus 0.005",
+    # No step in batches without a signal, where the KL term alone would move Muon at full size.
+    "mgrpo_skip": "--objective.name mgrpo --objective.dynamic-sampling skip",
+    "sure_skip": "--objective.name corewarding --objective.min-vote-share 0.9 "
+    "--objective.dynamic-sampling skip",
     "grpo": "--objective.name grpo",
 }
 TINY = "arith_mgrpo --rollout.fast true"

@@ -412,6 +412,25 @@ def test_a_step_without_tokens_logs_no_entropy(tmp_path):
     assert (row["entropy_coef"], trainer.entropy_coef) == pytest.approx((0.015, 0.015))
 
 
+@pytest.mark.parametrize(("beta", "how"), [(0.0, "off"), (0.1, "drop"), (0.1, "skip")])
+def test_a_batch_without_a_signal_moves_nothing(tmp_path, beta, how):
+    """Nor does momentum, whose direction Muon would follow at full size."""
+    seen = []
+
+    def fading(completions, **_):
+        seen.append(tiny.weights(trainer))
+        return tiny.small_digits(completions) if len(seen) == 1 else constant(completions)
+
+    objective = ObjectiveConfig(name="grpo", beta=beta, dynamic_sampling=how)
+    parts = {"objective": objective, "optim": "muon", "reward_funcs": fading}
+    trainer = tiny.make_trainer(tmp_path, parts=parts, max_steps=3)
+    trainer.train()
+    start, moved, still = seen
+    assert not tiny.same(moved, start)
+    assert tiny.same(still, moved)
+    assert tiny.same(tiny.weights(trainer), moved)
+
+
 def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
     parts = {"objective": resample(dynamic_max_rounds=2), "reward_funcs": constant}
     trainer = tiny.train(tmp_path, parts=parts, max_steps=1)

@@ -211,8 +211,8 @@ class ObjectiveConfig(Config, prefix="objective."):
     """How to resolve a tied vote."""
     entropy_filter: float | Literal["off"] = setting(0.75, ge=0)
     """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
-    dynamic_sampling: Literal["off", "drop", "resample"] = "off"
-    """What to do with groups whose rewards are all equal."""
+    dynamic_sampling: Literal["off", "skip", "drop", "resample"] = "off"
+    """Groups whose rewards are all equal: skip batches of nothing else, drop them, or resample."""
     dynamic_tolerance: float = setting(1e-6, ge=0)
     """Rewards closer than this count as equal."""
     dynamic_max_rounds: int = setting(3, ge=1)

@@ -97,6 +97,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     scored: Scored  # the last round of sampling, over all processes
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
     auxiliary_norm: Tensor | None = None  # of this step's gradients
+    silent: bool = False  # no group of the last rollout has a signal
 
     def __init__(
         self,
@@ -127,9 +128,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             objectives.set_loss(args, self.objective)
         if self.self_labelled:  # the votes train, all other rewards are logged
             if args.reward_weights is not None:
-                raise ValueError(
-                    f"args.reward_weights: {self.objective.name} trains on votes alone"
-                )
+                raise ValueError(f"args.reward_weights: {self.objective.name} trains on votes")
             judge = judge or Judge(FORMATS["boxed"], Verifier())
             args.reward_weights = [1.0, *(0.0 for _ in funcs)]
             funcs = [vote, *funcs]
@@ -199,24 +198,20 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         steps = self.args.steps_per_generation or 1
         number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
         fresh = self._buffered_inputs is not known
-        if not (fresh and number > 1 and self.shared_prompts and self._order_is_free()):
+        by_part = self.loss_type == "bnpo" or self.objective.cov_share  # means over a micro-batch
+        bound = by_part or self._entropy_bonus_enabled or self.top_entropy_quantile < 1
+        if bound or not (fresh and number > 1 and self.shared_prompts):
             return inputs
         # TRL shuffled the rows, after which few of a micro-batch share a prompt.
         parts = [self._buffered_inputs[k : k + number] for k in range(0, steps, number)]
         self._buffered_inputs = [batch for part in parts for batch in keep_groups(part)]
         return self._buffered_inputs[self._step % steps]
 
-    def _order_is_free(self) -> bool:
-        """Whether the loss is the same for any distribution of rows over micro-batches."""
-        by_part = self.loss_type == "bnpo" or self.objective.cov_share  # means over a micro-batch
-        return not (by_part or self._entropy_bonus_enabled or self.top_entropy_quantile < 1)
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.policy.training:
             return self._score_round(inputs)
         start = time.perf_counter()
         self._move_anchor()
-        silent: list[bool] = []  # groups without a signal
         if self.resampler is not None:
             done = self.resampler(
                 inputs, lambda rows: (self._score_round(rows), self.scored.spreads())
@@ -225,9 +220,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self._note({"dynamic/rounds": float(done.rounds)})
         else:
             batch = self._score_round(inputs)
-            if self.objective.dynamic_sampling == "drop":
-                silent = [spread == 0 for spread in self.scored.spreads()]
-        if silent:
+            silent = [spread == 0 for spread in self.scored.spreads()]
+        self.silent = all(silent)
+        if silent and self.objective.dynamic_sampling in ("drop", "resample"):
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             G = self._group_size()
             batch = self._drop_rows(batch, [out for out in silent for _ in range(G)])
@@ -594,6 +589,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.accelerator.unscale_gradients()
         norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
         self.auxiliary_norm = norms.auxiliary  # read at the end of the step: reading it now waits
+        if self.silent and (self.objective.dynamic_sampling == "skip" or norms.total == 0):
+            for p in self.policy.parameters():  # else momentum moves them, and Muon at full size
+                p.grad = None
         return norms.total
 
     # Metrics and checkpoints
@@ -623,6 +621,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         state: dict[str, Any] = {
             "step": self._step,
             "buffer": None if used_up else self._buffered_inputs,
+            "silent": self.silent,
             "metrics": {name: list(values) for name, values in self._metrics["train"].items()},
         }
         if self.use_adaptive_entropy:
@@ -632,6 +631,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
+        self.silent = state.get("silent", False)
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
         if self.use_adaptive_entropy:
