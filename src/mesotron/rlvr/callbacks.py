@@ -97,6 +97,10 @@ class StepEnd(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
+        if trainer.silent:  # else momentum moves the weights, and Muon at full size
+            zero = trainer.norms is not None and trainer.norms.total == 0
+            if zero or trainer.objective.dynamic_sampling == "skip":
+                trainer.policy.zero_grad()
         if trainer.fast.sampler is not None and isinstance(trainer.train_dataset, Rows):
             # Tokenize the next prompts while the GPU still runs the backward pass.
             trainer._tokenize_prompts(list(trainer.train_dataset.latest))
@@ -108,9 +112,9 @@ class StepEnd(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        if trainer.auxiliary_norm is not None:
-            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
-            trainer.auxiliary_norm = None
+        if trainer.norms is not None:
+            trainer._note({"grad_norm/auxiliary": trainer.norms.auxiliary.item()})
+            trainer.norms = None
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
         spent = time.perf_counter() - self.step_start

@@ -25,7 +25,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
 from trl.trainer.utils import pad
 
 from mesotron.config import SELF_LABELED, ObjectiveConfig, OptimConfig
-from mesotron.optim.groups import clip_gradients
+from mesotron.optim.groups import Norms, clip_gradients
 from mesotron.probes import repetition, trajectory_entropy
 from mesotron.rlvr import objectives
 from mesotron.rlvr.anchor import (
@@ -96,7 +96,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     curriculum: Curriculum | None = None
     scored: Scored  # the last round of sampling, over all processes
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
-    auxiliary_norm: Tensor | None = None  # of this step's gradients
+    norms: Norms | None = None  # of this step's gradients; reading them waits for the device
     silent: bool = False  # no group of the last rollout has a signal
 
     def __init__(
@@ -161,10 +161,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.objective.dynamic_sampling == "resample":
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
-            G, rank, world = self.num_generations, args.process_index, args.world_size
-            self.resampler = Resampler(
-                self.train_dataset, self.stream, self.objective, G, rank, world
-            )
+            G, place = self.num_generations, (args.process_index, args.world_size)
+            self.resampler = Resampler(self.train_dataset, self.stream, self.objective, G, *place)
             # Further rounds have any number of rows.
             rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
             oversample = self.objective.dynamic_oversample
@@ -582,17 +580,15 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _clip_grad_norm(self, model: Any) -> Any:
         optimizer = unwrap_optimizer(self.optimizer)
         matrices = self.optim is not None and self.optim.clip == "all"
-        if matrices and self.is_deepspeed_enabled:
-            raise ValueError("--optim.clip all does not work with DeepSpeed: use FSDP2")
+        skips = self.objective.dynamic_sampling == "skip"
+        if (matrices or skips) and self.is_deepspeed_enabled:
+            flag = "--optim.clip all" if matrices else "--objective.dynamic-sampling skip"
+            raise ValueError(f"{flag} does not work with DeepSpeed: use FSDP2")
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
-        self.auxiliary_norm = norms.auxiliary  # read at the end of the step: reading it now waits
-        if self.silent and (self.objective.dynamic_sampling == "skip" or norms.total == 0):
-            for p in self.policy.parameters():  # else momentum moves them, and Muon at full size
-                p.grad = None
-        return norms.total
+        self.norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
+        return self.norms.total
 
     # Metrics and checkpoints
 
