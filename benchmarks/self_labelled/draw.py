@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentum 0.999",
          "corewarding": "Co-rewarding-II", "slow": "Co-rewarding-II, momentum 0.999",
          "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
-         "sure_open": "unanimous labels, entropy kept", "mgrpo_skip": "M-GRPO, silent skipped",
-         "sure_skip": "unanimous labels, silent skipped", "grpo": "gold labels"}  # fmt: skip
+         "sure_open": "unanimous labels, entropy kept",
+         "mgrpo_skip": "M-GRPO, no step without a signal", "grpo": "gold labels"}  # fmt: skip
 
 
 def main() -> None:
@@ -31,7 +31,8 @@ def main() -> None:
     figure, (axes,) = pyplot.subplots(
         1, len(uses), figsize=(11, 4), layout="constrained", sharex=True, sharey=True, squeeze=False
     )
-    colors = {name: f"C{k}" for k, name in enumerate(CONTENDERS)}
+    shown = {run["contender"] for run in runs}
+    colors = {name: f"C{k}" for k, name in enumerate(x for x in CONTENDERS if x in shown)}
     for axis, use in zip(axes, uses):
         chosen = [run for run in runs if run["use"] == use]
         for run in chosen:
@@ -40,8 +41,7 @@ def main() -> None:
         seeds = ", ".join(map(str, sorted({run["seed"] for run in chosen})))
         axis.set(title=f"{use}: seed {seeds}", xlabel="step", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
-    shown = {run["contender"] for run in runs}
-    for name in (name for name in CONTENDERS if name in shown):
+    for name in colors:
         axes[0].plot([], [], color=colors[name], label=WORDS[name])
     axes[0].set_ylabel("greedy accuracy on held-out problems")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)

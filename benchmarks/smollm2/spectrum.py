@@ -67,7 +67,8 @@ class Tap(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step >= self.steps:
             for name, p in matrices(self.trainer.model).items():
-                self.kept[name].append(p.grad.detach().float().clone())
+                if p.grad is not None:  # a batch without a signal
+                    self.kept[name].append(p.grad.detach().float().clone())
 
 
 def spectrum_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:

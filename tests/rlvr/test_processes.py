@@ -18,6 +18,7 @@ CASES = {
     "resample": ObjectiveConfig(**RESAMPLE),
     "oversample": ObjectiveConfig(**RESAMPLE, dynamic_max_rounds=1, dynamic_oversample=3),
     "drop": ObjectiveConfig(name="dapo", dynamic_sampling="drop"),
+    "skip": ObjectiveConfig(name="grpo", beta=0.05, dynamic_sampling="skip"),
 }
 QUICK = ("mgrpo", "spanning")
 # Processes do not exchange groups, so they draw other prompts than one process would.

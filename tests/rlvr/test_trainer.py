@@ -416,17 +416,18 @@ def test_a_step_without_tokens_logs_no_entropy(tmp_path):
     ("optim", "beta", "how"),
     [("muon", 0.0, "off"), ("muon", 0.1, "drop"), ("muon", 0.1, "skip"), (None, 0.1, "skip")],
 )
-def test_a_batch_without_a_signal_moves_nothing(tmp_path, optim, beta, how):
-    """Nor does momentum, whose direction Muon would follow at full size."""
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_batch_without_a_signal_moves_nothing(tmp_path, optim, beta, how, clip):
+    """Nor do momentum and rounding (eight times 0.1 are not their mean), at Muon's full size."""
     seen = []
 
     def fading(completions, **_):
         seen.append(tiny.weights(trainer))
-        return tiny.small_digits(completions) if len(seen) == 1 else constant(completions)
+        return tiny.small_digits(completions) if len(seen) == 1 else [0.1] * len(completions)
 
     objective = ObjectiveConfig(name="grpo", beta=beta, dynamic_sampling=how)
     parts = {"objective": objective, "optim": optim, "reward_funcs": fading}
-    trainer = tiny.make_trainer(tmp_path, parts=parts, max_grad_norm=1.0 if optim else 0.0)
+    trainer = tiny.make_trainer(tmp_path, parts=parts, num_generations=8, max_grad_norm=clip)
     trainer.train()
     start, moved, still = seen
     assert not tiny.same(moved, start)

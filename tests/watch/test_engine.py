@@ -55,10 +55,10 @@ def saturated(**sampling: float):
     return [row | {f"dynamic/{k}": v for k, v in sampling.items()} for row in failing(3, ends)]
 
 
-def certain():
+def certain(distinct: float = 1.05):
     """One answer to each question, a quarter of them wrong, while other tokens stay open."""
     ends = {"groups/zero_signal": 0.95, "groups/all_right": 0.7, "groups/all_wrong": 0.25,
-            "answers/distinct_in_group": 1.05, "reward": 1.6}  # fmt: skip
+            "answers/distinct_in_group": distinct, "reward": 1.6}  # fmt: skip
     return failing(3, ends)
 
 
@@ -83,12 +83,13 @@ COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
         (saturated(filled=0.9), set()),
         (saturated(filled=0.2), {"reward_saturation"}),
         (certain(), {"lost_exploration"}),
+        (certain(distinct=1.9), {"reward_saturation"}),
         (updates(COSINE, 0.2), set()),
         (updates([1e-6 * k / 1000 for k in range(1, 400)], 0.2), set()),
         (updates([1e-6] * 40, 0.005), {"dead_optimizer"}),
     ],
     ids=["healthy", "longer and better", "solved", "saturated", "filled", "not filled",
-         "certain", "end of a schedule", "warmup", "dead"],
+         "certain", "open", "end of a schedule", "warmup", "dead"],
 )  # fmt: skip
 def test_what_is_normal_and_what_is_not(rows, detectors):
     diagnosis = diagnosis_of(rows)

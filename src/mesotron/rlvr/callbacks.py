@@ -19,6 +19,7 @@ from mesotron.probes.forgetting import text_nll
 from mesotron.probes.gradients import snr_from_norms, squared_norm
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.rlvr.dataset import Rows
+from mesotron.rlvr.optimizer import unwrap_optimizer
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest
@@ -86,7 +87,7 @@ class RunLog(TrainerCallback):
 
 
 class StepEnd(TrainerCallback):
-    """Times each step and its optimizer, logs the auxiliary norm, and moves a per-step anchor."""
+    """Times each step and its optimizer, logs a norm, skips silent batches, moves the anchor."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -97,10 +98,10 @@ class StepEnd(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        if trainer.silent:  # else momentum moves the weights, and Muon at full size
-            zero = trainer.norms is not None and trainer.norms.total == 0
-            if zero or trainer.objective.dynamic_sampling == "skip":
-                trainer.policy.zero_grad()
+        others = trainer.beta or trainer._entropy_bonus_enabled  # terms that need no signal
+        ours = not others and unwrap_optimizer(trainer.optimizer) is not None
+        if trainer.silent and (ours or trainer.objective.dynamic_sampling != "off"):
+            trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
         if trainer.fast.sampler is not None and isinstance(trainer.train_dataset, Rows):
             # Tokenize the next prompts while the GPU still runs the backward pass.
             trainer._tokenize_prompts(list(trainer.train_dataset.latest))
@@ -112,9 +113,9 @@ class StepEnd(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        if trainer.norms is not None:
-            trainer._note({"grad_norm/auxiliary": trainer.norms.auxiliary.item()})
-            trainer.norms = None
+        if trainer.auxiliary_norm is not None:
+            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
+            trainer.auxiliary_norm = None
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
         spent = time.perf_counter() - self.step_start

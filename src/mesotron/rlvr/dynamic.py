@@ -167,7 +167,7 @@ def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
 def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
     """One batch, padded to one length, of (round, row) pairs; scalars are the first round's."""
     if any(key in rounds[0] for key in IMAGES):
-        raise ValueError("dynamic_sampling='resample' does not support images: use 'drop' or 'off'")
+        raise ValueError("dynamic_sampling='resample' does not support images: use 'drop'")
     used = sorted({number for number, _ in rows})
     sizes = [_num_rows(rounds[number]) for number in used]
     starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))

@@ -25,7 +25,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
 from trl.trainer.utils import pad
 
 from mesotron.config import SELF_LABELED, ObjectiveConfig, OptimConfig
-from mesotron.optim.groups import Norms, clip_gradients
+from mesotron.optim.groups import clip_gradients
 from mesotron.probes import repetition, trajectory_entropy
 from mesotron.rlvr import objectives
 from mesotron.rlvr.anchor import (
@@ -96,8 +96,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     curriculum: Curriculum | None = None
     scored: Scored  # the last round of sampling, over all processes
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
-    norms: Norms | None = None  # of this step's gradients; reading them waits for the device
-    silent: bool = False  # no group of the last rollout has a signal
+    auxiliary_norm: Tensor | None = None  # of this step's gradients
+    silent: bool = False  # no group of this update's rollouts has a signal
 
     def __init__(
         self,
@@ -139,6 +139,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         head = self.model.get_output_embeddings()
         if head is not None and any("lora_" in name for name, _ in head.named_parameters()):
             raise ValueError("TRL's fused head ignores LoRA on lm_head: leave it out")
+        if self.objective.dynamic_sampling == "skip" and self.is_deepspeed_enabled:
+            raise ValueError("dynamic_sampling='skip' does not work with DeepSpeed: use FSDP2")
         if self.self_labelled:
             self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
@@ -170,13 +172,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.fast = choose_fast_paths(self) if fast else FastPaths()
         if self.fast.share_prompts:
             self.shared_prompts = SharedPromptPass(
-                self.policy,
-                self.accelerator.autocast,
-                self.num_generations,
-                self.max_completion_length,
-                record=self.fast.record,
+                self.policy, self.accelerator.autocast, self.num_generations,
+                self.max_completion_length, record=self.fast.record,
                 entropy_gradient=self._entropy_bonus_enabled,
-            )
+            )  # fmt: skip
         self.add_callback(StepEnd(self))
 
     def use_curriculum(self, curriculum: Curriculum) -> None:
@@ -219,7 +218,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         else:
             batch = self._score_round(inputs)
             silent = [spread == 0 for spread in self.scored.spreads()]
-        self.silent = all(silent)
+        self.silent |= self._step % self.args.gradient_accumulation_steps == 0  # an update begins
+        self.silent &= all(silent) and self.multi_objective_aggregation == "sum_then_normalize"
         if silent and self.objective.dynamic_sampling in ("drop", "resample"):
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             G = self._group_size()
@@ -580,15 +580,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _clip_grad_norm(self, model: Any) -> Any:
         optimizer = unwrap_optimizer(self.optimizer)
         matrices = self.optim is not None and self.optim.clip == "all"
-        skips = self.objective.dynamic_sampling == "skip"
-        if (matrices or skips) and self.is_deepspeed_enabled:
-            flag = "--optim.clip all" if matrices else "--objective.dynamic-sampling skip"
-            raise ValueError(f"{flag} does not work with DeepSpeed: use FSDP2")
+        if matrices and self.is_deepspeed_enabled:
+            raise ValueError("--optim.clip all does not work with DeepSpeed: use FSDP2")
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        self.norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
-        return self.norms.total
+        norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
+        self.auxiliary_norm = norms.auxiliary  # read at the end of the step: reading it now waits
+        return norms.total
 
     # Metrics and checkpoints
 
