@@ -37,6 +37,7 @@ REPORTING_SEEDS = {"ours": range(210, 220), "trl": range(210, 215)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
 TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
 PACE_STEPS = 30
+FREE = ("optim.lr", "steps", "objective.entropy_bonus")
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
 GRACE = 60.0
 FEWEST = 3  # arrivals of a baseline whose median counts; below, the ends of its schedules
@@ -51,8 +52,8 @@ def make(use: str, arm: str, name: str, seed: int) -> Row:
 
 
 def shape_of(name: str) -> str:
-    """What a step's time depends on: everything but the rate and the number of steps."""
-    own = {key: value for key, value in NAMES[name].items() if key not in ("optim.lr", "steps")}
+    """What a step's time depends on: everything but the numbers in `FREE`."""
+    own = {key: value for key, value in NAMES[name].items() if key not in FREE}
     return json.dumps([name.split("_")[0], sorted((key, str(value)) for key, value in own.items())])
 
 
