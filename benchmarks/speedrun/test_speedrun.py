@@ -175,7 +175,7 @@ def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
         for cell in list(protocol.plan(list(ARMS), done)):
             reached = 80.0 if cell["name"] == wanted[cell["arm"]] else None
             done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
-    for arm, runs in (("ours", 4), ("trl", 16)):
+    for arm, runs in (("ours", 8), ("trl", 19)):
         mine = [cell for cell in done.values() if cell["arm"] == arm]
         tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
         assert len(tuned) == runs
@@ -183,6 +183,15 @@ def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
         reports = [cell for cell in mine if cell["use"] == "reporting"]
         assert {cell["name"] for cell in reports} == {wanted[arm]}
         assert [cell["seed"] for cell in reports] == list(protocol.REPORTING_SEEDS[arm])
+
+
+def test_a_configuration_of_ours_that_failed_on_a_tuning_seed_is_not_reported():
+    done = {}
+    for cell in list(protocol.plan(["ours"], done)):
+        reached = None if cell["seed"] == 113 else 80.0
+        done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
+    assert {cell["use"] for cell in protocol.plan(["ours"], done)} == {"tuning"}
+    assert any(cell["arm"] == "trl" for cell in protocol.plan(list(ARMS), done))
 
 
 def test_the_table_compares_with_the_end_of_a_baseline_that_does_not_arrive():
