@@ -32,11 +32,11 @@ from benchmarks.tournament.__main__ import protocol_commit
 Done = dict[str, Row]
 # Rounds of an arm's search: seeds that are added, and how many configurations stay.
 SEARCH = {
-    "ours": (((110, 111, 112, 113), 1),),
+    "ours": (((110, 111, 113), 1),),
     "trl": (((110,), 5), ((111,), 2), ((112, 113, 114), 1)),
 }
 PACE_SEED = 110
-REPORTING_SEEDS = {"ours": range(210, 220), "trl": range(210, 215)}
+REPORTING_SEEDS = {"ours": range(230, 240), "trl": range(230, 235)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
 TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
 PACE_STEPS = 30
@@ -223,7 +223,7 @@ def write(path: Path, value: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="folders of earlier runs")
+    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="files of earlier runs")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--workers", type=int, default=10)
@@ -237,8 +237,9 @@ def main() -> None:
     given.protocol = given.protocol or ("" if given.show else protocol_commit())
     (given.out / "cells").mkdir(parents=True, exist_ok=True)
     done: Done = {}
-    for folder in (*given.cells, given.out / "cells"):
-        cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    for path in (*given.cells, *sorted((given.out / "cells").glob("*.json"))):
+        read = json.loads(path.read_text())
+        cells = read if isinstance(read, list) else [read]
         done |= {key_of(cell): cell for cell in cells if not cell.get("alone")}
     file = given.out / "paces.json"
     given.paces = json.loads(file.read_text()) if file.exists() else {}
