@@ -77,7 +77,7 @@ BONUSES: dict[str, dict[str, Any]] = {
 OURS_SEARCH = {name: BONUSES[name] for name in ("ours_bonus_0.1", "ours_bonus_0.2")}
 TRL_SEARCH: dict[str, dict[str, Any]] = {
     f"stock_{rate:g}_{steps}": ADAMW | FALLING | {"optim.lr": rate, "steps": steps}
-    for steps in (650, 400)
+    for steps in (400, 650)
     for rate in (2e-5, 4e-5, 8e-5, 1.6e-4)
 }
 ARMS = {"ours": OURS_SEARCH, "trl": TRL_SEARCH}
