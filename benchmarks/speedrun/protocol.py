@@ -108,7 +108,8 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
     with tempfile.TemporaryDirectory() as folder:
         left = deadline + GRACE / 2 - time.time()
         row = race(cell["name"], cell["seed"], Path(folder), left, given)
-    if row["cut_short"]:
+    if row["cut_short"]:  # by the end of the window: to be looked at, not counted
+        write(Path(settings["out"]) / "cut" / f"{key_of(cell)}.json", cell | row)
         return None
     return cell | row | {"protocol": settings["protocol"], "pace": [first, later]}
 
@@ -235,7 +236,8 @@ def main() -> None:
     given = parser.parse_args()
     given.deadline = time.time() + 60 * given.minutes
     given.protocol = given.protocol or ("" if given.show else protocol_commit())
-    (given.out / "cells").mkdir(parents=True, exist_ok=True)
+    for folder in ("cells", "cut"):
+        (given.out / folder).mkdir(parents=True, exist_ok=True)
     done: Done = {}
     for path in (*given.cells, *sorted((given.out / "cells").glob("*.json"))):
         read = json.loads(path.read_text())
