@@ -63,6 +63,11 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("ObjectiveConfig", {"dynamic_max_rounds": 5}, "--objective.dynamic-max-rounds 5"),
         ("ObjectiveConfig", {"dynamic_choice": "widest"}, "--objective.dynamic-choice"),
         ("ObjectiveConfig", {"name": "dr_grpo", "scale_rewards": "group"}, "scale-rewards group"),
+        (
+            "ObjectiveConfig",
+            {"dynamic_sampling": "resample", "scale_rewards": "batch"},
+            "scale-rewards batch",
+        ),
         ("ObjectiveConfig", {"name": "cispo", "epsilon": 0.2}, "--objective.epsilon 0.2"),
         ("ObjectiveConfig", {"name": "cispo", "epsilon_high": 0.28}, "--objective.epsilon-high"),
         ("ObjectiveConfig", {"name": "dapo", "loss": "gmpo"}, "--objective.loss gmpo"),

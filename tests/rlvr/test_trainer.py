@@ -435,6 +435,26 @@ def test_a_batch_without_a_signal_moves_nothing(tmp_path, optim, beta, how, clip
     assert tiny.same(tiny.weights(trainer), moved)
 
 
+def test_an_update_after_a_short_one_keeps_its_signal(tmp_path):
+    """Six micro-batches an epoch in updates of four: the third update begins with the seventh."""
+    seen = []
+
+    def sometimes(completions, **_):
+        seen.append(tiny.weights(trainer))
+        signal = len(seen) in (1, 7)
+        return tiny.small_digits(completions) if signal else [0.0] * len(completions)
+
+    parts = {"reward_funcs": sometimes, "train_dataset": tiny.make_data(12)}
+    parts |= {"optim": "muon", "objective": "dr_grpo"}
+    accumulated = {"gradient_accumulation_steps": 4, "steps_per_generation": 1}
+    trainer = tiny.make_trainer(tmp_path, parts=parts, **accumulated)
+    trainer.train()
+    first, second, third, last = seen[0], seen[4], seen[6], tiny.weights(trainer)
+    assert not tiny.same(first, second)
+    assert tiny.same(second, third)
+    assert not tiny.same(third, last)
+
+
 def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
     parts = {"objective": resample(dynamic_max_rounds=2), "reward_funcs": constant}
     trainer = tiny.train(tmp_path, parts=parts, max_steps=1)

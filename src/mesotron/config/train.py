@@ -230,6 +230,8 @@ class ObjectiveConfig(Config, prefix="objective."):
         self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
         if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
             self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
+        if resamples and self.scale_rewards == "batch":
+            self.refuse("scale_rewards", "differs by round of resampling: use group or none")
         has_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
         self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
         has_high = has_clip or self.name == "cispo"

@@ -95,6 +95,7 @@ class StepEnd(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.step_start = time.perf_counter()
+        self.trainer.update_start = self.trainer._step
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.anchor import trainable
-from mesotron.rlvr.models import is_sharded
+from mesotron.rlvr.models import is_sharded, widen_adapters
 from mesotron.runs import checkpoints
 
 # The mixin calls methods of the trainer that follows it in the bases.
@@ -208,6 +208,8 @@ def load_adapter(model: Any, folder: Path) -> None:
     from peft import set_peft_model_state_dict
 
     saved = load_file(folder / "adapter_model.safetensors")
+    if any(weight.dtype == torch.float32 for weight in saved.values()):
+        widen_adapters(model)  # now: TRL rounded them, and the optimizer comes after the weights
     trains = [name for name, _ in trainable(model)]
     if is_sharded(model):
         # PEFT would copy whole weights into shards. Its files omit the adapter's name.

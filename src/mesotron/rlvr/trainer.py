@@ -98,6 +98,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
     auxiliary_norm: Tensor | None = None  # of this step's gradients
     silent: bool = False  # no group of this update's rollouts has a signal
+    update_start: int = 0  # the number of its first micro-batch; epochs may end inside an update
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         else:
             batch = self._score_round(inputs)
             silent = [spread == 0 for spread in self.scored.spreads()]
-        self.silent |= self._step % self.args.gradient_accumulation_steps == 0  # an update begins
+        self.silent |= self._step == self.update_start
         self.silent &= all(silent) and self.multi_objective_aggregation == "sum_then_normalize"
         if silent and self.objective.dynamic_sampling in ("drop", "resample"):
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
@@ -277,13 +278,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return [self._token_ids[key] for key in keys], None, {}
 
     def _generate_single_turn(
-        self,
-        prompt_ids: Any,
-        images: Any,
-        multimodal_fields: Any,
-        num_generations: int,
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         self._prompt_ids, self._voters = prompt_ids, Voters()
         N = self._anchor_generations()
         if N and self.objective.loss_on_momentum:
@@ -501,15 +498,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         )
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Any,
-        attention_mask: Any,
-        logits_to_keep: Any,
-        batch_size: Any = None,
-        compute_entropy: Any = False,
-        **rest: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any,
+        batch_size: Any = None, compute_entropy: Any = False, **rest: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         if isinstance(model, Anchor):  # as the reference
             with model.in_place_of(self.policy):
                 return self._get_per_token_logps_and_entropies(

@@ -7,6 +7,7 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig
+from transformers import OPTConfig, OPTForCausalLM
 
 from mesotron.config import ObjectiveConfig, RewardConfig
 from mesotron.rlvr import session
@@ -60,6 +61,16 @@ def test_what_is_left_out_is_logged(tmp_path, caplog, settings, parts, paths, re
     assert trainer.fast == paths
     (message,) = [text for text in caplog.messages if "rollout.fast" in text]
     assert reason in message
+
+
+def test_a_model_with_learned_positions_shares_no_prompts(tmp_path, caplog):
+    """Packed rows count from the padding on, which only rotary positions forgive."""
+    words, size = tiny.make_model().config.vocab_size, {"hidden_size": 16, "ffn_dim": 16}
+    config = OPTConfig(vocab_size=words, num_hidden_layers=1, num_attention_heads=2,
+                       word_embed_proj_dim=16, **size)  # fmt: skip
+    trainer = tiny.make_trainer(tmp_path, parts={"fast": True, "model": OPTForCausalLM(config)})
+    assert trainer.shared_prompts is None
+    assert any("absolute positions" in text for text in caplog.messages)
 
 
 def test_nearly_greedy_the_fast_samplers_train_like_generate(tmp_path):

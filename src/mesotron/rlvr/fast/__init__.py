@@ -36,6 +36,8 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         "images": trainer._is_vlm,
     }
     packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
+    rotary = any("rotary" in name for name, _ in model.named_modules())
+    packing["absolute positions"] = not rotary  # of packed rows they begin before the padding
     recording = sharded | {
         "no GPU": trainer.accelerator.device.type != "cuda",
         "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
