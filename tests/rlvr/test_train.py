@@ -302,7 +302,7 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     ],
 )
 def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, reason):
-    trainer: Any = SimpleNamespace(self_labelled=False)
+    trainer: Any = SimpleNamespace(self_labeled=False)
     config = TrainConfig(reward=RewardConfig(parts=parts), rollout=RolloutConfig(max_tokens=64))
     judge = Judge(FORMATS["boxed"], Verifier())
     parts_of_run: Any = SimpleNamespace(config=config, judge=judge, device=torch.device("cpu"))

@@ -105,6 +105,14 @@ def test_rewards_of_different_parts_are_not_compared():
     assert again.events == []  # a quarter of the old reward is no collapse of the new one
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"checkpoint": "abc"}, {"changes": ["a"]}, {"changes": [{"field": "lr"}]}]
+)
+def test_a_malformed_action_is_refused(wrong):
+    with pytest.raises(ValueError, match="guard action"):
+        Action.from_record(ROLLBACK.record() | wrong)
+
+
 def test_replaying_rows_and_actions_rebuilds_the_state():
     live, history = Monitor(), []
     live.save(0)

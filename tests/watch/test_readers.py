@@ -178,6 +178,21 @@ def test_runs_in_one_file_and_times_of_two_processes(write):
     assert (len(log.rows), log.rows[1]["eval/accuracy"], log.notes) == (4, 0.5, [])
 
 
+@pytest.mark.parametrize("names", [("outputs/a/", "outputs/b/"), ("s3://x", "./y/")])
+def test_names_of_runs_that_a_path_would_change(write, names):
+    rows = [{"run_name": name, **row} for name in names for row in ROWS]
+    path = write("runs.jsonl", as_jsonl([{"config": 3.0}, *rows]))  # a row that names no run
+    runs = find_runs(path)
+    assert len(runs) == 2
+    assert all(len(training_rows(read_log(run).rows)) >= len(ROWS) for run in runs)
+
+
+def test_rows_without_the_name_of_a_run_are_not_lost(write):
+    lines = [f"{k},{'x' if k > 3 else ''},{k / 10}" for k in range(8)]
+    path = write("log.csv", "\n".join(["step,run,reward", *lines]))
+    assert [row["step"] for row in read_log(path).rows] == list(range(8))
+
+
 def test_steps_that_begin_again_in_each_epoch(write):
     rows = [{"epoch": e, "step": k, "reward": 0.5} for e in range(3) for k in range(4)]
     log = read_log(write("a.jsonl", as_jsonl(rows)))
@@ -217,6 +232,7 @@ def test_a_row_without_a_step_belongs_to_the_one_before(write):
         ("a.csv", "step,reward\n1,2,3\n", "line 2"),
         ("a.csv", 'step,reward\n1,"2\n3,4\n5,6\n', "quote"),
         ("a.csv", "step,reward\n1," + "9" * 200_000 + "\n", "line 2"),
+        ("a.csv", 'step,reward\n"' + "\n" * 900_000, "quote"),
         ("a.dat", "hello\nworld\n", "--kind"),
         ("a.tfevents", b"\x00" * 64, "no row"),
     ],
@@ -328,6 +344,18 @@ def test_event_files_of_several_runs(tmp_path):
     assert find_runs(tmp_path / "outputs") == [tmp_path / "outputs"]  # one that was started twice
     with pytest.raises(ValueError, match="2 runs"):
         read_log(tmp_path / "logs")
+
+
+def test_a_tensor_is_not_repeated_to_the_shape_that_a_file_names(tmp_path):
+    path = write_events(tmp_path / "events.out.tfevents.1", ROWS)
+    tensor = make_tensor_proto([1.0])
+    tensor.tensor_shape.dim[0].size = 10**13
+    value = Summary.Value(tag="huge", tensor=tensor)
+    with path.open("ab") as file:
+        RecordWriter(file).write(Event(step=9, summary=Summary(value=[value])).SerializeToString())
+    log = read_log(path)
+    assert "huge" not in log.rows[-1]
+    assert len(log.rows) == len(ROWS)
 
 
 def test_tensorboard_is_an_extra(tmp_path, monkeypatch):

@@ -208,6 +208,29 @@ trust = 0.8
 """
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ('"above"', '"over"', "over"),
+        ('"above", level = 0.3', '"above"', "level"),
+        ("level = 0.3", 'level = "0.3"', "level"),
+        ('since = "best"', 'since = "begin"', "begin"),
+        ("[[detector]]", "[detector]", "detectors"),
+        ('name = "tool_errors"', "name = 3", "name"),
+        (
+            'cases = [[{metric = "tools/failed", moved = "above", level = 0.3}]]',
+            "cases = []",
+            "cases",
+        ),
+    ],
+)
+def test_a_broken_detector_is_refused_not_inverted(tmp_path, old, new, match):
+    path = tmp_path / "mine.toml"
+    path.write_text(TOML.replace(old, new))
+    with pytest.raises(ValueError, match=match):
+        load_detectors(path)
+
+
 def test_detectors_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TOML)

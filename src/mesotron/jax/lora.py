@@ -60,17 +60,10 @@ def is_factor(path: str) -> bool:
 
 
 def lora_product(
-    learning_rate: Rate,
-    filter: Filtering,
-    *,
-    momentum: Rate,
-    nesterov: bool,
-    weight_decay: Rate,
-    scale: Any = "rms",
-    lora_scale: float,
-    lora_unit: str = "rms",
+    learning_rate: Rate, filter: Filtering, *, momentum: Rate, nesterov: bool, weight_decay: Rate,
+    scale: Any = "rms", lora_scale: float, lora_unit: str = "rms",
     momentum_dtype: str | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
     learning rate is inside: the damping of A follows it."""
 

@@ -66,7 +66,7 @@ class RunLog(TrainerCallback):
 
     def _keep_samples(self, step: int) -> None:
         logs = self.trainer._logs
-        # In the order of the reward functions; self-labelled runs log some with weight 0.
+        # In the order of the reward functions; self-labeled runs log some with weight 0.
         rewards = [list(values) for values in logs["rewards"].values()]
         weights = self.trainer.reward_weights.tolist()
         for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):

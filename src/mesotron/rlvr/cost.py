@@ -298,7 +298,9 @@ def show(result: Estimate, plan: Estimator, console: Console) -> None:
         rows.append(("estimated phases of a step", ", ".join(phases)))
         if plan.gpu:
             verdict = "fits" if prediction.fits else "does not fit"
-            parts = ", ".join(f"{name} {size:.1f}" for name, size in prediction.memory.items())
+            rest = {"allocator": prediction.needed - sum(prediction.memory.values())}
+            held = (prediction.memory | rest).items()
+            parts = ", ".join(f"{name} {size:.1f}" for name, size in held)
             total = f"{prediction.needed:.1f} of {prediction.capacity:g} GiB"
             rows.append((f"memory of one {plan.gpu}", f"{verdict}: {total} (estimate: {parts})"))
     table = Table(title=f"{train.run_name(config)}: {config.steps:,} steps", show_header=False)

@@ -1,6 +1,6 @@
 """Datasets: rows with prompt, gold and id for GRPO, and tokenized demonstrations for SFT.
 
-The gold is for rewards and metrics; self-labelled objectives do not train on it.
+The gold is for rewards and metrics; self-labeled objectives do not train on it.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
     console.print(scores.side_by_side(*both, PAIRS_SHOWN))
     if result["measure"] == "accuracy" and "gain" in result:
         changes = scores.describe_changes(*both)
-        note = f"above, {PAIRS_SHOWN} typical problems in these proportions"
-        print_line(console, f"{changes}; {note}")
+        note = f"; above, {PAIRS_SHOWN} typical problems in these proportions"
+        print_line(console, changes + note * (len(both[0]) > PAIRS_SHOWN))
     if "gain" in result:
         table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95% intervals")
         for row in score_rows(result):
@@ -110,7 +110,7 @@ def headline(result: Row) -> str:
     if "gain" not in result:
         return "No result: neither gold answers nor a reward of your own"
     what = "Mean reward" if result.get("measure") == "reward" else "Greedy accuracy"
-    return f"{what} on {result['problems']} held-out problems"
+    return f"{what} on {result['problems']} held-out problem{'s' * (result['problems'] != 1)}"
 
 
 def score_rows(result: Row) -> list[list[str]]:

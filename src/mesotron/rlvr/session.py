@@ -332,7 +332,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
         trainer.reward_funcs[place] = as_reward_function(reward)
 
     def reward_obstacle() -> str | None:
-        if trainer.self_labelled:
+        if trainer.self_labeled:
             return f"{trainer.objective.name} trains on its votes, not on rewards"
         if not reads_answers(config):
             return "your own rewards need no format"

@@ -70,13 +70,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     Args:
         model: as for TRL: a name or a Transformers model.
         reward_funcs: as for TRL. With a `judge` they also get `facts`, `truncated` and `row` per
-            completion. Self-labelled objectives log them and do not train on them.
+            completion. Self-labeled objectives log them and do not train on them.
         args: a `trl.GRPOConfig`; its `num_generations` are the completions that train.
         train_dataset: has a column `prompt`; `gold` is read by the judge.
         optim: muon, pion, normuon, muon_sgd, adamw, or an `OptimConfig`; None: TRL's, as in `args`.
             A name alone takes `args.learning_rate`.
         objective: a name or an `ObjectiveConfig`; None for the loss that `args` names.
-        judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
+        judge: turns completions into facts; self-labeled objectives without one read \\boxed{}.
         fast: sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded
             passes, as far as model and hardware support them; a log line names what is left out.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
@@ -118,7 +118,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
         self.geometric = objectives.is_geometric(self.objective)
         self.own_loss = own_loss(self.objective.name, self.geometric)
-        self.self_labelled = self.objective.name in SELF_LABELED
+        self.self_labeled = self.objective.name in SELF_LABELED
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_ids: TokenRows = []
         self._voters = Voters()
@@ -127,7 +127,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
             objectives.set_loss(args, self.objective)
-        if self.self_labelled:  # the votes train, all other rewards are logged
+        if self.self_labeled:  # the votes train, all other rewards are logged
             if args.reward_weights is not None:
                 raise ValueError(f"args.reward_weights: {self.objective.name} trains on votes")
             judge = judge or Judge(FORMATS["boxed"], Verifier())
@@ -142,7 +142,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             raise ValueError("TRL's fused head ignores LoRA on lm_head: leave it out")
         if self.objective.dynamic_sampling == "skip" and self.is_deepspeed_enabled:
             raise ValueError("dynamic_sampling='skip' does not work with DeepSpeed: use FSDP2")
-        if self.self_labelled:
+        if self.self_labeled:
             self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
@@ -336,7 +336,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids_list)
         rewards = bound_rewards(rewards)
         facts, dropped = gather_object(facts), []
-        if self.self_labelled:
+        if self.self_labeled:
             golds = gather_object([row.get("gold") for row in inputs])
             dropped = self._fill_votes(rewards, facts, golds, completion_ids_list)
         # The total as TRL will compute it.

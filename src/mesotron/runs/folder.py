@@ -57,8 +57,8 @@ STARTED = {"checkpoints", "env.json", ".env.json.writing", ".config.json.writing
 def check_free(path: Path, flag: str = "--out") -> None:
     names = {file.name for file in path.iterdir()} if path.is_dir() else set()
     if names - STARTED or any((path / "checkpoints").glob("*")) or path.is_file():
-        is_run = (path / "config.json").is_file() and (path / "env.json").is_file()
-        resume = f", or continue it with --resume {path}" if is_run else ""
+        unfinished = {"config.json", "env.json"} <= names and "result.json" not in names
+        resume = f", or continue it with --resume {path}" if unfinished else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
     place = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):

@@ -97,10 +97,10 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
         # A longer interval makes the best quintic so steep that it slows the later steps down.
         a, b, c = _best_quintic(max(low, 0.0240732743 * high), high)
         at_low, at_high = _quintic((a, b, c), low), _quintic((a, b, c), high)
-        centre = 2 / (at_low + at_high)
-        low, high = centre * at_low, 2 - centre * at_low
+        center = 2 / (at_low + at_high)
+        low, high = center * at_low, 2 - center * at_low
         s = safety if k < steps - 1 else 1.0
-        triples.append((centre * a / s, centre * b / s**3, centre * c / s**5))
+        triples.append((center * a / s, center * b / s**3, center * c / s**5))
     return Filter("polar_express", tuple(triples))
 
 

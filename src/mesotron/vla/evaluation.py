@@ -76,17 +76,9 @@ def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldCo
 
 
 def measure(
-    act: Act,
-    world: WorldConfig,
-    *,
-    episodes: int,
-    execute: int,
-    workers: int | None = None,
-    controls: bool = True,
-    perturb: Sequence[str] = (),
-    first_seed: int = EVAL_SEED,
-    gifs: int = 0,
-) -> dict[str, EvalResult]:
+    act: Act, world: WorldConfig, *, episodes: int, execute: int, workers: int | None = None,
+    controls: bool = True, perturb: Sequence[str] = (), first_seed: int = EVAL_SEED, gifs: int = 0,
+) -> dict[str, EvalResult]:  # fmt: skip
     """Play the same seeded episodes in every column; see `evaluate` for the shared arguments."""
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}

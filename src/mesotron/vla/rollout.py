@@ -23,16 +23,9 @@ FRAME_PIXELS = 128  # of a recorded frame
 
 
 def evaluate(
-    act: Act,
-    world: WorldConfig,
-    seeds: Sequence[int],
-    *,
-    execute: int = 4,
-    workers: int | None = None,
-    wrong: bool = False,
-    frames: int = 0,
-    batch: int = 64,
-) -> EvalResult:
+    act: Act, world: WorldConfig, seeds: Sequence[int], *, execute: int = 4,
+    workers: int | None = None, wrong: bool = False, frames: int = 0, batch: int = 64,
+) -> EvalResult:  # fmt: skip
     """Play every task on every seed with a policy."""
     tasks = build_world(world).tasks
     jobs = _list_jobs(tasks, seeds, wrong, frames, batch)

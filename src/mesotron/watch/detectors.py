@@ -114,7 +114,7 @@ def load_detectors(path: Path) -> tuple[Detector, ...]:
     """
     try:
         return _read(path, dict(_SYMPTOMS))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # TOML's among them
         raise ValueError(f"{path} does not hold detectors: {error}") from None
 
 
@@ -131,6 +131,8 @@ def _read(path: Path, symptoms: dict[str, Symptom]) -> tuple[Detector, ...]:
             key: tuple(tuple(_named(one, Symptom, symptoms) for one in case) for case in table[key])
             for key in ("cases", "fatal") if key in table
         }  # fmt: skip
+        if not isinstance(table["name"], str) or not cases.get("cases"):
+            raise ValueError("a detector needs text as its name, and cases")
         changes = tuple(_named(one, Change, CHANGES) for one in table.get("changes", ()))
         detectors.append(Detector(**{**table, **cases, "changes": changes}))
     return tuple(detectors)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Since = Literal["start", "best", "usual", "high", "run"]
 Move = Literal["up", "down", "not_up", "still", "above", "below", "absent"]
@@ -218,6 +218,13 @@ class Symptom:
     since: Since = "start"
     optional: bool = False
     noise_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("moved", self.moved, Move), ("since", self.since, Since)):
+            if value not in get_args(known):
+                raise ValueError(f"{name} = {value!r} is not one of {', '.join(get_args(known))}")
+        if self.moved in ("above", "below") and not isinstance(self.level, int | float):
+            raise ValueError(f"moved = {self.moved!r} needs a number as level, not {self.level!r}")
 
     def is_present(self, window: Window, noise: float) -> bool:
         """Whether the window shows it, by more than `noise` standard errors."""

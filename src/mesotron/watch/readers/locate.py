@@ -87,11 +87,12 @@ def locate(path: Path, kind: LogKind = "auto") -> Source:
     if not path.is_dir():
         source = locate_file(path, kind)
         parts = PARSERS[source.kind].parts(source.files[0])
-        if source.part is not None and source.part not in parts:
+        named = {str(Path(f"#{part}"))[1:]: part for part in parts}  # a path drops some slashes
+        if source.part is not None and source.part not in named:
             raise ValueError(f"{path} names no run of the file: it has {', '.join(parts) or 'one'}")
         if source.part is None and len(parts) > 1:
             raise ValueError(f"{path} has {len(parts)} runs: give one, as in {path}#{parts[0]}")
-        return replace(source, part=source.part or next(iter(parts), None))
+        return replace(source, part=named.get(source.part or "", next(iter(parts), None)))
     source = _run_of(path, kind)
     if source and source.is_file:
         return replace(source, part=locate(source.files[0], source.kind).part)

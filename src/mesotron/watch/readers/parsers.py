@@ -21,6 +21,8 @@ Row = dict[str, float]
 MAX_FILE = 2**31
 MAX_DOCUMENT = 2**27  # it is held in memory
 MAX_LINE = 2**20
+MAX_OPEN = 2000  # lines of one row, each of which copies those before it
+MAX_HEAD = 100  # lines before the first that names its run
 MAX_KEYS = 5000
 MAX_DEPTH = 8
 # verl and others put a row's numbers under one of these next to its step.
@@ -114,9 +116,10 @@ class LineParser(Parser):
         log = cls(path)
         with suppress(ValueError, OSError):  # named when the log is read
             for _ in log.read():
-                if not log.runs:
+                if not log.runs and log.num_lines > MAX_HEAD:
                     break
-        return [run for run in log.runs if run] if len(log.runs) > 1 else []
+        names = [run for run in log.runs if run]
+        return names if len(names) > 1 else []
 
     def _is_part(self, run: str) -> bool:
         if len(self.runs) < MAX_KEYS:
@@ -290,8 +293,8 @@ class Csv(LineParser):
 
     def parse(self, line: str) -> list[Row]:
         line = f"{self._open}{line}"
-        if len(line) > MAX_LINE:
-            raise self.error(f"ends a row longer than {MAX_LINE} bytes")
+        if len(line) > MAX_LINE or self._open.count("\n") > MAX_OPEN:
+            raise self.error(f"ends a row of over {MAX_LINE} bytes or {MAX_OPEN} lines: no quote?")
         # An odd number of quotes leaves a cell open.
         self._open = f"{line}\n" if line.count('"') % 2 else ""
         if self._open or not line.strip() or (self.header is None and line.startswith("#")):
@@ -445,11 +448,12 @@ class EventFile(Parser):
             raise ValueError(f"{self.path}: no event at byte {self.offset}") from error
         scalars: Row = {}
         for value in event.summary.value:
+            # A single value would be repeated up to any shape that the file names.
+            is_one = {dim.size for dim in value.tensor.tensor_shape.dim} <= {1}
             if value.HasField("simple_value"):
                 scalars[value.tag] = value.simple_value
-            elif value.HasField("tensor") and value.tensor.dtype in (1, 2):  # float, double
-                array = make_ndarray(value.tensor)
-                scalars |= {value.tag: float(array.item())} if array.size == 1 else {}
+            elif is_one and value.HasField("tensor") and value.tensor.dtype in (1, 2):  # floats
+                scalars[value.tag] = float(make_ndarray(value.tensor).item())
         return event.step, scalars
 
 

@@ -146,7 +146,7 @@ class Database(Whole):
                      "WHERE run_uuid IS ? ORDER BY step, timestamp")  # fmt: skip
             cells = database.execute(query, (self.part,))
             for step, group in groupby(cells, key=lambda cell: cell[0]):
-                values = {key: math.nan if x is None else x for _, key, x in group}
+                values = {str(key): math.nan if x is None else x for _, key, x in group}
                 yield to_row({**values, "step": step})
 
 
