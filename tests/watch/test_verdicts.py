@@ -231,6 +231,14 @@ def test_a_broken_detector_is_refused_not_inverted(tmp_path, old, new, match):
         load_detectors(path)
 
 
+def test_a_logged_metric_is_not_asked_for():
+    """Gradients of rows without a signal are 0 and tell nothing, but they are in the log."""
+    rows = silent(0.0, frac_reward_zero_std=1.0)
+    assert "grad_norm" not in diagnosis_of(rows).missing
+    bare = [{name: x for name, x in row.items() if name != "grad_norm"} for row in rows]
+    assert "grad_norm" in diagnosis_of(bare).missing
+
+
 def test_detectors_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TOML)

@@ -145,6 +145,7 @@ def diagnose(
         phases = (Phase(condition="unknown", first=first, last=last),)
     blind = engine.blind()
     lacking = {"heldout"} - engine.tracks.keys() | {x for names in blind.values() for x in names}
+    lacking -= {name for row in rows[-9:] for name in canonical(row)}  # logged, but of no use
     return Diagnosis(
         phases=phases,
         cause=cause.name if cause else None,
