@@ -90,18 +90,16 @@ class Action:
     def from_record(cls, record: Mapping[str, Any]) -> "Action":
         """The action that `record` wrote."""
         values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
-        required = {"action", "detector", "attempt", "reason"}
-        steps = (
-            isinstance(values.get("step"), int),
-            isinstance(values.get("checkpoint"), int | None),
-        )
         values |= {key: tuple(x) for key, x in values.items() if isinstance(x, list)}
+        wrong = f"not a guard action (it needs a step and a reason): {record}"
         try:
-            if all(steps) and required <= values.keys() and cls(**values).sentence():
-                return cls(**values)
-        except (KeyError, TypeError):  # its changes are of another kind
-            pass
-        raise ValueError(f"not a guard action (it needs a step and a reason): {record}")
+            action = cls(**values)
+            action.sentence()  # reads what it changed
+        except (KeyError, TypeError) as error:
+            raise ValueError(wrong) from error
+        if not (isinstance(action.step, int) and isinstance(action.checkpoint, int | None)):
+            raise ValueError(wrong)
+        return action
 
     def sentence(self) -> str:
         """The action in one line: "step 70 rollback 1 to step 50: ...; optim.lr 0.01 to 0.005"."""
