@@ -294,7 +294,7 @@ class Csv(LineParser):
     def parse(self, line: str) -> list[Row]:
         line = f"{self._open}{line}"
         if len(line) > MAX_LINE or self._open.count("\n") > MAX_OPEN:
-            raise self.error(f"ends a row of over {MAX_LINE} bytes or {MAX_OPEN} lines: no quote?")
+            raise self.error("ends a row that is too long: is a quote missing?")
         # An odd number of quotes leaves a cell open.
         self._open = f"{line}\n" if line.count('"') % 2 else ""
         if self._open or not line.strip() or (self.header is None and line.startswith("#")):
