@@ -32,7 +32,6 @@ from mesotron.optim.matrix import Filtered, apply_filter
 from mesotron.optim.stats import SAMPLE_WINDOWS, StepStats, move
 from mesotron.optim.step import (
     Group,
-    direction,
     gradients_finite,
     group_filter,
     momentum_of,
@@ -274,16 +273,15 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         if not kept:
             return
         pairs, grads, mask = [pairs[k] for k in kept], [grads[k] for k in kept], None
-    mu, wide = group["momentum"], wide_dtype(pairs[0].A.dtype)
+    wide = wide_dtype(pairs[0].A.dtype)
     old, directions = [], []
     for side in (0, 1):
         params = [pair.sides[side] for pair in pairs]
         buffers = [momentum_of(states[p], p, group) for p in params]
         M = torch.stack([_whole(x).flatten(1) for x in buffers])
         G = torch.stack([both[side].flatten(1) for both in grads])
-        update_momentum(G, M, mu, mask)
+        directions.append(update_momentum(G, M, group, mask).to(wide))
         _write(buffers, M, None)
-        directions.append(direction(G, M, group, mask).to(wide))
         old.append(torch.stack([_whole(p).flatten(1) for p in params]).to(wide))
     (A, B), (U_A, U_B) = old, directions
     m, n = B.shape[1], A.shape[2]

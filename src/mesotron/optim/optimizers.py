@@ -47,7 +47,6 @@ from mesotron.optim.step import (
     lines_of,
     momentum_of,
     on_host,
-    update_momentum,
 )
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
                     members = self._fused_step(device, members, work, stats)
-                filter_and_apply(self._momentum_step(members, stats), stats)
+                filter_and_apply(self._jobs(members, stats), stats)
             self._pull_to_start(leashed)
         plans = [self._fused[device][0] for device in work.spectral if device in self._fused]
         beside = work.auxiliary or work.sharded or pairs
@@ -309,20 +308,15 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 del work.auxiliary[key]
         return members
 
-    def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
-        """Update the momentum where the gradient is finite. On the CPU the other parameters are
-        dropped; on other devices, where the host must not wait, they are masked."""
+    def _jobs(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
+        """Parameters with a gradient that is not finite are dropped on the CPU; on other devices,
+        where the host must not wait, they are masked."""
         jobs = []
         for _, same_group in groupby(members, key=lambda member: id(member.group)):
             batch = list(same_group)
             finite = _report_finite(batch[0].group["name"], [m.grad for m in batch], stats)
-            masks: list[Tensor | None] = list(finite.unbind())
-            if on_host(finite):
-                batch = [m for m, ok in zip(batch, finite.tolist(), strict=True) if ok]
-                masks = [None] * len(batch)
-            for member, mask in zip(batch, masks, strict=True):
-                update_momentum(member.grad, member.momentum, member.group["momentum"], mask)
-                jobs.append(LocalJob(member, mask))
+            pairs = zip(batch, finite.tolist() if on_host(finite) else finite, strict=True)
+            jobs += [LocalJob(m, None if ok is True else ok) for m, ok in pairs if ok is not False]
         return jobs
 
     def _auxiliary_step(self, places: list[Place], stats: StepStats) -> None:

@@ -49,7 +49,7 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     p, group = block.param, block.group
     if p.grad is None:
         return None
-    U = direction(dense_grad(p), momentum_of(optimizer.state[p], p, group), group, None)
+    U = direction(dense_grad(p), momentum_of(optimizer.state[p], p, group), group)
     window = View.parse(group["view"]).windows(U)[0]
     m, n = window.block_shape
     matrix = window.wide[0, 0].reshape(m, n).float()

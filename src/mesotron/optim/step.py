@@ -53,8 +53,8 @@ class Job(Protocol):
 
 
 class LocalJob:
-    """An unsharded parameter whose momentum is already updated; `finite` is a 0-d bool that masks
-    the step, None if the gradient is known to be finite."""
+    """An unsharded parameter; `pack` also updates the window's momentum. `finite` is a 0-d bool
+    that masks the step, None if the gradient is known to be finite."""
 
     def __init__(self, member: Member, finite: Tensor | None) -> None:
         self.group, self.number, self.finite = member.group, member.number, finite
@@ -69,7 +69,7 @@ class LocalJob:
 
     def pack(self, index: int, out: Tensor) -> None:
         G, M = self._grads[index].wide, self._momenta[index].wide
-        out.copy_(direction(G, M, self.group, self.finite))
+        out.copy_(update_momentum(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
         seed = rounding_seed(self.group["step"], self.number, index)
@@ -80,24 +80,20 @@ class LocalJob:
         return G if self.finite is None else torch.where(self.finite, G, 0.0)
 
 
-def update_momentum(
-    grad: Tensor, momentum: Tensor, mu: float | Tensor, finite: Tensor | None
-) -> None:
-    """M <- mu M + (1 - mu) G in place; M is unchanged where the gradient is not finite."""
+def update_momentum(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | None) -> Tensor:
+    """M <- mu M + (1 - mu) G in place; M is unchanged where the gradient is not finite. Returns
+    `direction`."""
     G = grad.to(momentum.dtype)
     if finite is not None:
         G = torch.where(finite, G, momentum)
-    momentum.lerp_(G, 1 - mu)
+    momentum.lerp_(G, 1 - group["momentum"])
+    return direction(G, momentum, group)
 
 
-def direction(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | None) -> Tensor:
-    """The filter's input: U = (1 - mu) G + mu M with Nesterov, else M; after `update_momentum`."""
-    if not group["nesterov"]:
-        return momentum
-    G = grad.to(momentum.dtype)
-    if finite is not None:
-        G = torch.where(finite, G, momentum)
-    return G.lerp(momentum, group["momentum"])
+def direction(grad: Tensor, momentum: Tensor, group: Group) -> Tensor:
+    """The filter's input: U = (1 - mu) G + mu M with Nesterov, else M; M is updated already."""
+    mu, nesterov = group["momentum"], group["nesterov"]
+    return grad.to(momentum.dtype).lerp(momentum, mu) if nesterov else momentum
 
 
 def step_weights(
@@ -105,6 +101,10 @@ def step_weights(
 ) -> None:
     """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 rounds at random."""
     decay = group["lr"] * group["weight_decay"]
+    plain = group["weight_decay"] == 0 and W.dtype != torch.bfloat16
+    if finite is not None and plain and isinstance(step_size, float):
+        W.addcmul_(X, finite, value=-step_size)  # one kernel; the general way takes six
+        return
     if finite is not None:
         step_size, decay = step_size * finite, decay * finite
     if W.dtype == torch.bfloat16:

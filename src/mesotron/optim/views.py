@@ -159,7 +159,8 @@ class View:
         stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])
         if self.transposed:
             stacked = stacked.transpose(1, 2)
-        return stacked[:, None, None, :, None, :]
+        (b, m, n), (x, y, z) = stacked.shape, stacked.stride()
+        return stacked.as_strided((b, 1, 1, m, 1, n), (x, x, x, y, y, z))  # quicker than indexing
 
     def _check(self, length: int, shape: tuple[int, ...]) -> None:
         if self.layout == "conv":

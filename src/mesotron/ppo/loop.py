@@ -82,14 +82,9 @@ def make_train(config: SnakeConfig) -> Callable[..., tuple[TrainState, Metrics]]
 
 
 def run_updates(
-    state: TrainState,
-    hyper: Hyper,
-    count: Array,
-    pretrained: Params | None = None,
-    *,
-    config: SnakeConfig,
-    max_updates: int,
-) -> tuple[TrainState, Metrics]:
+    state: TrainState, hyper: Hyper, count: Array, pretrained: Params | None = None, *,
+    config: SnakeConfig, max_updates: int,
+) -> tuple[TrainState, Metrics]:  # fmt: skip
     """Make `count` updates; metrics are [max_updates], of which the first `count` are filled. The
     count is traced, so that every chunk runs the same machine code."""
     update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
@@ -160,14 +155,9 @@ def play(
 
 
 def learn(
-    params: Params,
-    opt_state: Any,
-    batch: Batch,
-    key: Array,
-    config: SnakeConfig,
-    hyper: Hyper,
+    params: Params, opt_state: Any, batch: Batch, key: Array, config: SnakeConfig, hyper: Hyper,
     pretrained: Params | None = None,
-) -> tuple[Params, Any, Metrics]:
+) -> tuple[Params, Any, Metrics]:  # fmt: skip
     """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all steps."""
     tx = make_optimizer(config, hyper)
     data = jax.tree.map(lambda x: by_group(x, config.num_groups), batch)

@@ -32,16 +32,10 @@ class Completion:
 
 @torch.inference_mode()
 def generate(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[str],
-    *,
-    max_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    batch: int | None = None,
+    model: Any, tokenizer: Any, prompts: Sequence[str], *, max_tokens: int,
+    temperature: float = 0.0, seed: int = 0, batch: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[Completion]:
+) -> list[Completion]:  # fmt: skip
     """Complete each prompt once, in the order of the prompts: rendered texts with special tokens;
     repeat one to sample it several times. Temperature 0 is greedy. `batch` rows at once, or what
     fits into memory; `progress` is called with the number of completions just finished."""

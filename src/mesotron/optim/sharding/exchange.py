@@ -216,14 +216,9 @@ def _assign_owners(
 
 
 def exchange(
-    sources: Sequence[Tensor | None],
-    out: list[list[Parcel]],
-    targets: Sequence[Tensor | None],
-    into: list[list[Parcel]],
-    team: Team,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
+    sources: Sequence[Tensor | None], out: list[list[Parcel]], targets: Sequence[Tensor | None],
+    into: list[list[Parcel]], team: Team, dtype: torch.dtype, device: torch.device,
+) -> None:  # fmt: skip
     """Cut the parcels `out` (one list per rank) from `sources`, send all of them in one all-to-all
     as `dtype`, and write the received parcels `into` into `targets`. Items number the tensors;
     `into` is in the order in which the sender cuts."""

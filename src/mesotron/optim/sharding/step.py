@@ -34,7 +34,6 @@ from mesotron.optim.sharding.exchange import (
 )
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.step import (
-    direction,
     filter_and_apply,
     group_filter,
     momentum_of,
@@ -240,14 +239,9 @@ def _wire_dtype(part: Part) -> torch.dtype:
 
 
 def _step_spectral(
-    states: States,
-    parts: list[Part],
-    numbers: list[int],
-    dtype: torch.dtype,
-    agreed: Agreement,
-    team: Team,
-    stats: StepStats,
-) -> Tensor:
+    states: States, parts: list[Part], numbers: list[int], dtype: torch.dtype, agreed: Agreement,
+    team: Team, stats: StepStats,
+) -> Tensor:  # fmt: skip
     """Filter and step the parts `numbers`; returns their `_alignment`, [len(numbers), 3]."""
     chosen = [parts[k] for k in numbers]
     members = tuple(_member(part, team) for part in chosen)
@@ -297,8 +291,7 @@ def _member(part: Part, team: Team) -> Member:
 def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
     """Update this rank's momentum; returns the direction, zero where nothing will be stepped."""
     grad, momentum = part.gradient(), _local(states[part.param]["momentum_buffer"])
-    update_momentum(grad, momentum, part.group["momentum"], finite)
-    U = direction(grad, momentum, part.group, finite)
+    U = update_momentum(grad, momentum, part.group, finite)
     return U if finite is None else torch.where(finite, U, 0.0)
 
 

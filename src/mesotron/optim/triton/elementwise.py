@@ -243,15 +243,9 @@ def _update_kernel(
 
 
 def update_momentum(
-    grads: WindowTable,
-    momenta: WindowTable,
-    X: Tensor,
-    mu: Tensor,
-    gradient_peak: Tensor,
-    momentum_peak: Tensor,
-    *,
-    nesterov: bool = True,
-) -> Packed:
+    grads: WindowTable, momenta: WindowTable, X: Tensor, mu: Tensor, gradient_peak: Tensor,
+    momentum_peak: Tensor, *, nesterov: bool = True,
+) -> Packed:  # fmt: skip
     """M <- M + (1 - mu)(G - M); X <- 2^-e U with U = G + mu (M - G), or U = M without Nesterov.
     2^-e is chosen for each window so that |X| <= 1, and is exact; the filter divides by X's norm
     anyway. A window whose gradient (or momentum) is not finite keeps its momentum and gets X = 0.
@@ -360,16 +354,9 @@ def _write_kernel(
 
 
 def write_back(
-    weights: WindowTable,
-    F: Tensor,
-    lr: Tensor,
-    weight_decay: Tensor,
-    scale: Tensor,
-    gradient_peak: Tensor,
-    seed: Tensor | None = None,
-    *,
-    gain: Tensor,
-) -> Tensor:
+    weights: WindowTable, F: Tensor, lr: Tensor, weight_decay: Tensor, scale: Tensor,
+    gradient_peak: Tensor, seed: Tensor | None = None, *, gain: Tensor,
+) -> Tensor:  # fmt: skip
     """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
     `lr` and `weight_decay` are float32 on the device, 0-d or [B]; `scale` and `gain`, [B], are a
     window's step per unit of lr and the factor F still carries. `seed`, 0-d int64 on the device and

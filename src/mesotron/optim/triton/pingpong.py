@@ -232,14 +232,10 @@ _compiled: dict = {}
 
 
 def launch(
-    A: Tensor,
-    B: Tensor,
-    C: Tensor | None,
-    out: Tensor,
-    factors: tuple[float | Tensor, float | Tensor, float | Tensor],
-    num_programs: int,
+    A: Tensor, B: Tensor, C: Tensor | None, out: Tensor,
+    factors: tuple[float | Tensor, float | Tensor, float | Tensor], num_programs: int,
     squares: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric. All matrices
     are contiguous and of one dtype, bf16 or fp16; m is a multiple of 128, n of 8. At most one
     program for each multiprocessor."""

@@ -169,14 +169,10 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _launch(
-    A: Tensor,
-    B: Tensor,
-    C: Tensor | None,
-    out: Tensor,
+    A: Tensor, B: Tensor, C: Tensor | None, out: Tensor,
     factors: tuple[float | Tensor, float | Tensor, float | Tensor],
-    config: TileConfig | None = None,
-    squares: Tensor | None = None,
-) -> Tensor:
+    config: TileConfig | None = None, squares: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     num_blocks, m, n = A.shape
     if config is None and _takes_pingpong(A, B, C, out):
         from . import pingpong
@@ -228,14 +224,9 @@ def num_parts(num_blocks: int, m: int, device: torch.device) -> int:
 
 
 def symmetric_product(
-    S: Tensor,
-    T: Tensor,
-    *,
-    alpha: float | Tensor = 1.0,
-    C: Tensor | None = None,
-    beta: float | Tensor = 0.0,
-    diag: float | Tensor = 0.0,
-) -> Tensor:
+    S: Tensor, T: Tensor, *, alpha: float | Tensor = 1.0, C: Tensor | None = None,
+    beta: float | Tensor = 0.0, diag: float | Tensor = 0.0,
+) -> Tensor:  # fmt: skip
     """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it. One
     launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
     trusted to commute; the result is exactly symmetric, except for the 8 x 8 squares on its
