@@ -105,7 +105,9 @@ class StepEnd(TrainerCallback):
             trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
         if trainer.fast.sampler is not None and isinstance(trainer.train_dataset, Rows):
             # Tokenize the next prompts while the GPU still runs the backward pass.
-            trainer._tokenize_prompts(list(trainer.train_dataset.latest))
+            added = trainer.resampler.ahead() if trainer.resampler is not None else []
+            prompts = [*trainer.train_dataset.latest, *(row["prompt"] for row in added)]
+            trainer._tokenize_prompts(prompts)
             trainer.train_dataset.latest = ()
         self.optimizer_start = time.perf_counter()
 

@@ -80,6 +80,7 @@ class Resampler:
     group_size: int  # G
     rank: int = 0
     world: int = 1  # W
+    added: int = 0  # further prompts per process in the last first round
 
     def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
         G, own = self.group_size, len(inputs)
@@ -112,7 +113,8 @@ class Resampler:
             batch, spread = score(inputs)
             return [batch], [spread]
         own, each = len(inputs) // G, first // G  # groups per process
-        batch, spread = score([*inputs, *self._further(each - own, blocks)])
+        self.added = each - own
+        batch, spread = score([*inputs, *self._further(self.added, blocks)])
         by_process = [spread[k : k + each] for k in range(0, len(spread), each)]
         spreads = [
             [x for groups in by_process for x in groups[part]]
@@ -122,12 +124,20 @@ class Resampler:
         split = [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
         return split, spreads
 
+    def ahead(self) -> list[Row]:
+        """The rows that the next first round will add; they stay in the stream."""
+        taken = self.stream.taken
+        rows = self._further(self.added, self.world)
+        self.stream.taken = taken
+        return rows
+
     def _further(self, number: int, blocks: int) -> list[Row]:
         # This process's rows of `number` further prompts per block.
         rows = [r for r in self.stream.take(number * blocks) for _ in range(self.group_size)]
         share = len(rows) // self.world
         own = rows[self.rank * share :][:share]
-        read = {row: self.dataset[row] for row in set(own)}
+        distinct = list(dict.fromkeys(own))
+        read = dict(zip(distinct, self.dataset.__getitems__(distinct), strict=True))
         return [dict(read[row]) for row in own]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ from mesotron.rlvr.dataset import Batch, Curriculum, Rows
 from mesotron.rlvr.dynamic import PromptStream, Resampler
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
-from mesotron.rlvr.fast.packing import keep_groups
+from mesotron.rlvr.fast.packing import keep_groups, quick_padding
 from mesotron.rlvr.fast.recording import SharedPromptPass
 from mesotron.rlvr.labels import low_entropy_outliers
 from mesotron.rlvr.losses import LossInputs, correction_weight, own_loss, policy_metrics
@@ -119,7 +120,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.geometric = objectives.is_geometric(self.objective)
         self.own_loss = own_loss(self.objective.name, self.geometric)
         self.self_labeled = self.objective.name in SELF_LABELED
-        self._token_ids: dict[str, list[int]] = {}
+        self._token_ids: dict[str, Any] = {}  # arrays, which TRL makes tensors of quickly
         self._prompt_ids: TokenRows = []
         self._voters = Voters()
         self._last_pass: Any = None  # log-probabilities and entropies that TRL's loss computed
@@ -165,7 +166,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
             G, place = self.num_generations, (args.process_index, args.world_size)
-            self.resampler = Resampler(self.train_dataset, self.stream, self.objective, G, *place)
+            rows = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
+            self.resampler = Resampler(rows, self.stream, self.objective, G, *place)
             # Further rounds have any number of rows.
             rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
             oversample = self.objective.dynamic_oversample
@@ -231,7 +233,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.curriculum is not None and self.policy.training:
             inputs = self.curriculum.place(inputs)
-        batch = super()._generate_and_score_completions(inputs)
+        with quick_padding():
+            batch = super()._generate_and_score_completions(inputs)
         if self.curriculum is not None and self.policy.training:
             self._note({"curriculum/level": float(self.curriculum.level)})
             facts = self.scored.facts
@@ -274,7 +277,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         new = {key: p for key, p in zip(keys, prompts, strict=True) if key not in self._token_ids}
         if new:
             ids, _, _ = super()._tokenize_prompts(list(new.values()))
-            self._token_ids |= dict(zip(new, ids, strict=True))
+            self._token_ids |= dict(zip(new, map(np.array, ids), strict=True))
         return [self._token_ids[key] for key in keys], None, {}
 
     def _generate_single_turn(

@@ -2,9 +2,16 @@
 
 import pytest
 import torch
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import split_tensor_dict
 
-from mesotron.rlvr.fast.packing import IGNORED, find_groups, keep_groups, pack_groups
+from mesotron.rlvr.fast.packing import (
+    IGNORED,
+    find_groups,
+    keep_groups,
+    pack_groups,
+    quick_padding,
+)
 from support.rlvr_tiny import NETWORKS, make_groups, make_network
 
 
@@ -61,3 +68,25 @@ def test_micro_batches_keep_groups_in_their_random_order():
     parts = keep_groups(split_tensor_dict(batch, 3))
     assert [part["completion_ids"].flatten().tolist() for part in parts] == [[1, 3], [2, 5], [4, 6]]
     assert all(part["num_items"] == 6 and part["images"] is None for part in parts)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_quick_padding_is_that_of_trl(side):
+    tokens = [torch.tensor(row) for row in ([1, 2, 3], [4], [5, 6])]
+    some_empty = [torch.tensor(row) for row in ([1, 2], [])]  # the second is of floats
+    cases = [
+        tokens,
+        some_empty,
+        [row.float() for row in tokens],
+        [torch.ones(2, 3), torch.ones(1, 2)],
+    ]
+    own = grpo_trainer.pad
+    for rows in cases:
+        for multiple in (None, 4):
+            expected = own(rows, 7, side, multiple)
+            with quick_padding():
+                assert grpo_trainer.pad is not own
+                found = grpo_trainer.pad(rows, 7, side, multiple)
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected)
+    assert grpo_trainer.pad is own

@@ -183,7 +183,8 @@ def test_training_on_rows_is_training_on_a_dataset(tmp_path):
     assert tiny.same(tiny.weights(a), tiny.weights(b))
 
 
-def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypatch):
+@pytest.mark.parametrize("oversample", [1, 2])
+def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypatch, oversample):
     calls = []
     for name in ("_generate", "_tokenize_prompts", "_compute_loss"):
         own = getattr(trl.GRPOTrainer, name)
@@ -193,15 +194,18 @@ def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypat
             return own(*args)
 
         monkeypatch.setattr(trl.GRPOTrainer, name, record)
-    trainer = train(tmp_path, parts={"train_dataset": Rows.from_dict(tiny.make_data().to_dict())})
+    extra = {"dynamic_sampling": "resample", "dynamic_max_rounds": 1}
+    objective = ObjectiveConfig(name="grpo", dynamic_oversample=oversample, **extra)
+    data = Rows.from_dict(tiny.make_data().to_dict())
+    trainer = train(tmp_path, parts={"train_dataset": data, "objective": objective})
     first = ["_generate", "_tokenize_prompts", "_compute_loss"]
     later = ["_tokenize_prompts", "_generate", "_compute_loss"]
     assert calls[:9] == first + later + later
     prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
-    ids = trainer._tokenize_prompts(prompts)[0]
+    ids = [row.tolist() for row in trainer._tokenize_prompts(prompts)[0]]
     assert ids == trainer.processing_class(text=prompts)["input_ids"]
     calls.clear()
-    assert trainer._tokenize_prompts(prompts)[0] == ids
+    trainer._tokenize_prompts(prompts)
     assert not calls
 
 

@@ -8,12 +8,15 @@ Shapes: B completions of up to T tokens, U rows, each a prompt padded to P and a
 of it; a packed row has S = P - 1 + G T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import split_tensor_dict
 
 IGNORED = -100  # the label that is not scored
@@ -169,3 +172,22 @@ def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
 
 def round_up(number: int, step: int) -> int:
     return -(-number // step) * step
+
+
+@contextmanager
+def quick_padding() -> Iterator[None]:
+    """Inside the block TRL pads rows of tokens in one call. Its own loop over rows takes a tenth of
+    a step with 1,536 short completions."""
+    own = grpo_trainer.pad
+
+    def pad(rows: list[Tensor], padding_value: int = 0, padding_side: str = "right",
+            pad_to_multiple_of: int | None = None) -> Tensor:  # fmt: skip
+        if pad_to_multiple_of or any(row.ndim != 1 or row.dtype != rows[0].dtype for row in rows):
+            return own(rows, padding_value, padding_side, pad_to_multiple_of)
+        return pad_sequence(rows, True, padding_value, padding_side)
+
+    grpo_trainer.pad = pad
+    try:
+        yield
+    finally:
+        grpo_trainer.pad = own
