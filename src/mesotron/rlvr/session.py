@@ -53,7 +53,7 @@ from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import RunFolder, process
-from mesotron.runs.checkpoints import prune
+from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.resume import Plan
@@ -309,7 +309,14 @@ def common_arguments(
 def fit(trainer: Any, plan: Plan[Any]) -> None:
     checkpoint = plan.checkpoint
     if checkpoint is None or checkpoint.step < plan.config.steps:
-        trainer.train(str(checkpoint.path) if checkpoint else None)
+        try:
+            trainer.train(str(checkpoint.path) if checkpoint else None)
+        except ValueError as error:  # such as a reward function that raised
+            saved, _ = newest_whole(plan.path / "checkpoints")
+            if saved is None:
+                raise
+            on = f"{resume_command(plan)} continues from step {saved.step}"
+            raise ValueError(f"{error}; {on}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))
