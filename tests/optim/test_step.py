@@ -186,3 +186,24 @@ def test_batches_beyond_the_memory_limit_are_split(monkeypatch):
     )
     Muon([param(6, 10, seed=k) for k in range(5)], dtype="float32").step()
     assert sizes == [2, 2, 1]
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.5, torch.tensor(0.5)])
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize("finite", [None, True, False])
+def test_a_step_is_as_precise_with_and_without_a_mask(lr, wd, finite):
+    W, X = torch.randn(4, 6), torch.randn(4, 6).bfloat16()
+    group = {"lr": lr, "weight_decay": wd}
+    expected = W.double() * (1 - 0.1 * float(wd)) - 0.2 * X.double()
+    expected = W.double() if finite is False else expected
+    mask = None if finite is None else torch.tensor(finite)
+    module.step_weights(W, X, 2 * lr, group, mask, 0)
+    torch.testing.assert_close(W.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_does_not_read_what_is_on_the_device():
+    """Nothing can be read from the meta device."""
+    with torch.device("meta"):
+        W, X, flag, wd = torch.ones(4, 6), torch.ones(4, 6), torch.tensor(True), torch.tensor(0.5)
+    for decay in (0.0, 0.5, wd):
+        module.step_weights(W, X, 0.1, {"lr": 0.1, "weight_decay": decay}, flag, 0)

@@ -357,9 +357,9 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, cap
         sys.modules["earned"].distinct.__code__ = sys.modules["earned"].broken.__code__
 
     at_row(monkeypatch, 2, spoil)
-    told = refusal(run, "--out spoiled", capsys)
-    assert "earned:distinct" in told
-    assert "--resume spoiled" in told
+    error = refusal(run, "--out spoiled", capsys)
+    assert "earned:distinct" in error
+    assert "--resume spoiled" in error
     assert len(stream("spoiled")) == 2
     assert Path("spoiled/checkpoints/checkpoint-2/manifest.json").exists()
 

@@ -1,14 +1,17 @@
 """The trainer: TRL's to the last bit by default; losses, optimizers, facts, dynamic sampling."""
 
+import gc
 import inspect
 import math
 import tomllib
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import trl
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig
@@ -483,3 +486,27 @@ def test_further_objectives_train_off_policy(tmp_path, name):
     if name == "gmpo":
         assert rows[0]["ratio/log_min"] == pytest.approx(0, abs=1e-5)
         assert rows[1]["ratio/log_min"] < -1e-3 < 1e-3 < rows[1]["ratio/log_max"]
+
+
+def test_garbage_is_gone_before_training_and_the_rest_is_not_searched(tmp_path):
+    class Node:
+        pass
+
+    class Probe(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            counts.append((gc.get_freeze_count() > 0, garbage() is None))
+
+    gc.unfreeze()  # the whole session's
+    counts, trainer = [], tiny.make_trainer(tmp_path, max_steps=1)
+    trainer.add_callback(Probe())
+    gc.disable()
+    try:
+        node = Node()
+        node.itself, garbage = node, weakref.ref(node)
+        del node
+        trainer.train()
+        assert counts == [(True, True)]
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+        gc.freeze()

@@ -101,21 +101,19 @@ def step_weights(
 ) -> None:
     """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 rounds at random."""
     decay = group["lr"] * group["weight_decay"]
-    plain = group["weight_decay"] == 0 and W.dtype != torch.bfloat16
-    if finite is not None and plain and isinstance(step_size, float):
-        W.addcmul_(X, finite, value=-step_size)  # one kernel; the general way takes six
-        return
-    if finite is not None:
-        step_size, decay = step_size * finite, decay * finite
     if W.dtype == torch.bfloat16:
-        values = W.float() * (1 - decay) - X.float() * step_size
+        mask = 1 if finite is None else finite
+        values = W.float() * (1 - decay * mask) - X.float() * (step_size * mask)
         round_stochastically(values, W, seed)
         return
-    W.mul_(1 - decay)
-    if isinstance(step_size, float):
+    if isinstance(decay, Tensor) or decay:
+        W.mul_(1 - (decay if finite is None else decay * finite))
+    if isinstance(step_size, Tensor):
+        W.addcmul_(X, step_size if finite is None else step_size * finite, value=-1)
+    elif finite is None:
         W.add_(X, alpha=-step_size)
     else:
-        W.sub_(X * step_size)
+        W.addcmul_(X, finite, value=-step_size)
 
 
 def dense_grad(p: Tensor) -> Tensor:

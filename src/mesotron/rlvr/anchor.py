@@ -7,7 +7,7 @@ weights are averaged shard by shard.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import cos, pi
@@ -119,7 +119,7 @@ class Anchor:
         self.updates, self.moved = values["updates"], torch.tensor(values["moved"])
 
 
-TokenRows = list[list[int]]
+TokenRows = list[Sequence[int]]  # lists or arrays
 Sample = Callable[[TokenRows, int], tuple[Any, Any]]
 """Samples one completion per prompt: token ids and log-probabilities (or None)."""
 

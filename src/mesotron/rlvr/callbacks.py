@@ -103,12 +103,13 @@ class StepEnd(TrainerCallback):
         ours = not others and unwrap_optimizer(trainer.optimizer) is not None
         if trainer.silent and (ours or trainer.objective.dynamic_sampling != "off"):
             trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
-        if trainer.fast.sampler is not None and isinstance(trainer.train_dataset, Rows):
+        data = trainer.train_dataset
+        if trainer.fast.sampler is not None and isinstance(data, Rows) and data.latest:
             # Tokenize the next prompts while the GPU still runs the backward pass.
-            added = trainer.resampler.ahead() if trainer.resampler is not None else []
-            prompts = [*trainer.train_dataset.latest, *(row["prompt"] for row in added)]
-            trainer._tokenize_prompts(prompts)
-            trainer.train_dataset.latest = ()
+            rows = [*data.latest, *(trainer.resampler.ahead() if trainer.resampler else ())]
+            rows = trainer.curriculum.place(rows) if trainer.curriculum else rows
+            trainer._tokenize_prompts([row["prompt"] for row in rows])
+            data.latest = ()
         self.optimizer_start = time.perf_counter()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:

@@ -34,8 +34,8 @@ class Rows(Dataset):
     """A dataset that reads a row once for all its repetitions in a batch. The rows of a group are
     separate dicts around one prompt object, so copying and comparing them is cheap."""
 
-    # Distinct prompts of the batch read last; a data loader reads one batch ahead.
-    latest: Sequence[Any] = ()
+    # Distinct rows of the batch read last; a data loader reads one batch ahead.
+    latest: Sequence[Row] = ()
 
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
         distinct = list(dict.fromkeys(keys))
@@ -43,7 +43,7 @@ class Rows(Dataset):
         for row in read.values():
             if isinstance(row.get("prompt"), list):
                 row["prompt"] = Chat(row["prompt"])
-        self.latest = [row["prompt"] for row in read.values() if "prompt" in row]
+        self.latest = [row for row in read.values() if "prompt" in row]
         return [dict(read[key]) for key in keys]
 
 

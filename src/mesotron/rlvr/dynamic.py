@@ -80,7 +80,7 @@ class Resampler:
     group_size: int  # G
     rank: int = 0
     world: int = 1  # W
-    added: int = 0  # further prompts per process in the last first round
+    added: int = 0  # prompts per process by which the latest first round was larger
 
     def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
         G, own = self.group_size, len(inputs)

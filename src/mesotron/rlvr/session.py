@@ -315,8 +315,8 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
             saved, _ = newest_whole(plan.path / "checkpoints")
             if saved is None:
                 raise
-            on = f"{resume_command(plan)} continues from step {saved.step}"
-            raise ValueError(f"{error}; {on}") from error
+            after = f"then {resume_command(plan)} continues from step {saved.step}"
+            raise ValueError(f"{error}; {after}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))

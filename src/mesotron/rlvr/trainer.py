@@ -120,7 +120,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.geometric = objectives.is_geometric(self.objective)
         self.own_loss = own_loss(self.objective.name, self.geometric)
         self.self_labeled = self.objective.name in SELF_LABELED
-        self._token_ids: dict[str, Any] = {}  # arrays, which TRL makes tensors of quickly
+        self._token_ids: dict[str, Any] = {}  # arrays become tensors faster than lists
         self._prompt_ids: TokenRows = []
         self._voters = Voters()
         self._last_pass: Any = None  # log-probabilities and entropies that TRL's loss computed
@@ -166,8 +166,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
             G, place = self.num_generations, (args.process_index, args.world_size)
-            rows = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
-            self.resampler = Resampler(rows, self.stream, self.objective, G, *place)
+            data = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
+            self.resampler = Resampler(data, self.stream, self.objective, G, *place)
             # Further rounds have any number of rows.
             rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
             oversample = self.objective.dynamic_oversample

@@ -86,7 +86,7 @@ def test_quick_padding_is_that_of_trl(side):
             expected = own(rows, 7, side, multiple)
             with quick_padding():
                 assert grpo_trainer.pad is not own
-                found = grpo_trainer.pad(rows, 7, side, multiple)
-            assert found.dtype == expected.dtype
-            assert torch.equal(found, expected)
+                padded = grpo_trainer.pad(rows, 7, side, multiple)
+            assert padded.dtype == expected.dtype
+            assert torch.equal(padded, expected)
     assert grpo_trainer.pad is own
