@@ -14,7 +14,7 @@ import pytest
 import mesotron as package
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import TrainConfig
+from mesotron.config import CompareConfig, TrainConfig
 from mesotron.config.base import Config, flags_of, setting
 from mesotron.config.flags import SHORT, suggest_flag
 
@@ -349,3 +349,12 @@ def test_a_damaged_config_is_one_sentence_in_every_command(tmp_path, capsys, tex
 def test_errors_do_not_control_the_terminal(capsys):
     assert cli.main(["train", "--task.name", "file", "--task.path", "a\x1b[2Jb"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_list_that_is_given_twice_is_joined():
+    words = "--model smollm2 --set steps=5 --optims adamw --set=seed=3 --optims muon"
+    config = cli.parse(CompareConfig, words.split())
+    assert config.set == ("model.name=smollm2", "steps=5", "seed=3")
+    assert config.optims == ("adamw", "muon")
+    train = cli.parse(TrainConfig, ["--reward", "sparse", "--reward.parts=near"])
+    assert train.reward.parts == ("sparse", "near")

@@ -1,6 +1,7 @@
 """Sweeps: files for W&B and Optuna alike, and a study that prunes, stops and continues."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -153,6 +154,11 @@ TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "
         (TRAIN.replace("train", "bench, ppo") + "{values: [1, 2]}}", "bench ppo"),
         (TRAIN + "{min: 1e-5, max: 1}}", "1e-5"),
         (TRAIN + "{min: 2, max: 1}}", "range"),
+        (TRAIN + "{min: 1, max: .inf}}", "inf"),
+        (TRAIN + "{min: [1], max: 2}}", "[1]"),
+        (TRAIN + "{values: []}}", "[]"),
+        (TRAIN + "{values: 5}}", "5"),
+        (TRAIN + "{values: [1, 2]}}\nmetric: {name: 5}", "metric.name"),
         (TRAIN + "{distribution: beta}}", "beta"),
         ("command: [mesotron, train, '${args}'", "bad.yaml"),
         ("metric: reward", "metric"),
@@ -170,7 +176,7 @@ def test_invalid_files_are_refused(text, match, tmp_path, capsys):
 def test_score_from_rows_or_result(tmp_path):
     run = RunFolder.create(tmp_path / "r", {}, {})
     for step in range(1, 21):
-        run.append("metrics", {"step": step, "reward": step / 20})
+        run.append("metrics", {"step": step, "reward": step / 20, "loss": math.nan})
     assert read_score(run.path, "train/reward", ["train"]) is None  # it has not ended
     run.finish({"after": {"value": 0.4}, "greedy_fruit": 7.5}, lambda: "")
     assert read_score(run.path, "train/reward", ["train"]) == pytest.approx((0.95 + 1.0) / 2)
@@ -178,6 +184,15 @@ def test_score_from_rows_or_result(tmp_path):
     assert read_score(run.path, None, ["train"]) == 0.4
     assert read_score(run.path, None, ["ppo", "snake"]) == 7.5
     assert read_score(run.path, "no/such", ["train"]) is None
+    assert read_score(run.path, "train/loss", ["train"]) is None  # Optuna would not count it
+
+
+def test_a_metric_without_a_goal_is_minimized_as_by_wandb(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(TRAIN + "{values: [1, 2]}}\nmetric: {name: loss}")
+    assert read_space(str(path), []).goal == "minimize"
+    path.write_text(TRAIN + "{values: [1, 2]}}")
+    assert read_space(str(path), []).goal == "maximize"  # the command's own score
 
 
 @pytest.mark.parametrize(("own", "workers"), [([], 1), (["--workers", "3"], 3)])

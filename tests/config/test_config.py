@@ -82,6 +82,7 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("PlanConfig", {"calibrate": True, "seconds_per_step": 2.0}, "--calibrate"),
         ("CompareConfig", {"optims": ("muon", "muon")}, "--optims muon muon"),
         ("PolicyConfig", {"lora": 4}, "--policy.lora 4"),
+        ("VlaTrainConfig", {"execute": 99}, "--execute 99"),
         ("DemosConfig", {"world": config.WorldConfig(perturbation="light")}, "perturbation light"),
         ("SnakeConfig", {"d_model": 30}, "--d-model 30"),
         ("SnakeConfig", {"num_minibatches": 7}, "--num-minibatches 7"),

@@ -219,6 +219,16 @@ def test_an_output_folder_of_trl_is_one_run(tmp_path):
     assert len(command.find([tmp_path / "outputs", *(tmp_path / "outputs").glob("c*-?0")])) == 4
 
 
+def test_the_page_of_a_checkpoint_goes_to_its_run(tmp_path):
+    path = tmp_path / "run" / "checkpoints" / "checkpoint-2"
+    path.mkdir(parents=True)
+    history = [{"step": k, "reward": 0.5} for k in range(2)]
+    (path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert command.run(ReportConfig(paths=(path,))) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert [one.name for one in path.iterdir()] == ["trainer_state.json"]
+
+
 def test_several_runs_share_charts(tmp_path):
     paths = [make_run(tmp_path / f"seed-{seed}", seed=seed).path for seed in range(3)]
     page = page_of(*paths)

@@ -42,6 +42,8 @@ def one_of(path: str, **config):
         ({"prompt": "P", "answer": "7"}, "", "P", "7"),
         ({"problem": "P", "solution": r"So \boxed{\frac12}."}, "", "P", r"\frac12"),
         ({"question": "P", "answer": "6 + 1 = <<6+1=7>>7\n#### 1,007"}, "", "P", "1007"),
+        ({"question": "P", "answer": "So\n#### (3, 4)"}, "", "P", "(3, 4)"),
+        ({"question": "P", "answer": "So\n#### x=1,2"}, "", "P", "x=1,2"),
         ({"question": "P", "response": "It depends.\nOn much."}, "", "P", None),
         ({"question": "P", "tests": ["a"], "answer": ["a"]}, "", "P", None),
         ({"q": "P", "a": 7}, "prompt=q,gold=a", "P", "7"),

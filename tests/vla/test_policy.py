@@ -391,3 +391,6 @@ def test_pretrained_towers(towers, options, tmp_path):
     policy.eval()
     saved = save_and_load(policy, tmp_path / "c")
     assert torch.equal(saved.policy.act(make_inputs(policy)), policy.act(make_inputs(policy)))
+    own = tmp_path / "c" / "vision_tower" / "preprocessor_config.json"  # not the tower's folder
+    own.write_text(own.read_text().replace("0.4", "0.3"))
+    assert checkpoint.load_policy(tmp_path / "c").policy.vision.mean == (0.3, 0.3, 0.3)

@@ -20,6 +20,7 @@ from mesotron.config import (
     WorldConfig,
 )
 from mesotron.runs import RunFolder
+from mesotron.runs.checkpoints import damage
 from mesotron.runs.resume import settings_to_resume
 from mesotron.vla import evaluation, session
 from mesotron.vla.checkpoint import load_policy
@@ -165,6 +166,14 @@ def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             evaluation.run(VlaEvalConfig(run=run, execute=given, device="cpu"))
     assert seen == [2, 3, 4]
+
+
+def test_a_checkpoint_that_was_evaluated_is_still_whole(config):
+    session.train(replace(config, steps=1, episodes=0))
+    path = config.out / "checkpoints" / "checkpoint-1"
+    assert evaluation.run(VlaEvalConfig(run=path, episodes=1, workers=1, device="cpu")) == 0
+    assert (config.out / "eval" / "evaluation.json").is_file()
+    assert damage(path) is None
 
 
 def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):

@@ -22,13 +22,9 @@ def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool
 
 
 def run_jobs(
-    pool: CommandPool,
-    folder: Path,
-    say: Callable[[str], None],
-    start: Callable[[], None],
-    end: Callable[[Job, bool], None],
-    wait: Callable[[], None],
-) -> None:
+    pool: CommandPool, folder: Path, say: Callable[[str], None], start: Callable[[], None],
+    end: Callable[[Job, bool], None], wait: Callable[[], None],
+) -> None:  # fmt: skip
     """Call `start` to fill the pool, `wait`, and `end(job, stopping)`, until no job is left."""
     how_to_continue = f"the same command continues {folder}"
     try:

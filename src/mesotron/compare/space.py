@@ -4,6 +4,7 @@ The same file works with `wandb sweep`. Used are `command`, `metric` and `parame
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,12 +77,15 @@ def _read_file(path: Path) -> Space:
     metric, parameters = (values.get(key) or {} for key in ("metric", "parameters"))
     if not isinstance(metric, dict) or not isinstance(parameters, dict):
         raise ValueError(f"{path}: metric and parameters must be mappings")
-    goal = metric.get("goal", "maximize")
+    named = metric.get("name")
+    if not isinstance(named, str | None):
+        raise ValueError(f"{path}: metric.name {named!r} must be a name")
+    goal = metric.get("goal", "maximize" if named is None else "minimize")  # as W&B has it
     if goal not in ("maximize", "minimize"):
         raise ValueError(f"{path}: metric.goal {goal!r} must be maximize or minimize")
     dimensions = [_read_parameter(str(name), one, path) for name, one in parameters.items()]
     name, command = str(values.get("name", path.stem)), _command(values.get("command"), path)
-    return Space(name, command, tuple(dimensions), metric.get("name"), goal)
+    return Space(name, command, tuple(dimensions), named, goal)
 
 
 def _command(words: Any, path: Path) -> tuple[str, ...]:
@@ -105,12 +109,17 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
     if "value" in about:
         return Dimension(name, choices=(about["value"],))
     if "values" in about:
-        return Dimension(name, choices=tuple(about["values"]))
+        values = about["values"]
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{path}: parameter {name} has values {values!r}: give a list")
+        return Dimension(name, choices=tuple(values))
     low, high = about.get("min"), about.get("max")
     if isinstance(low, str) or isinstance(high, str):
         raise ValueError(f"{path}: YAML reads {low!r} or {high!r} as text: write {name} as 1.0e-5")
     if low is None or high is None:
         raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
+    if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
+        raise ValueError(f"{path}: parameter {name} has min {low!r} and max {high!r}: give numbers")
     if kind in ("uniform", "log_uniform_values"):
         low, high = float(low), float(high)
     return Dimension(name, low=low, high=high, log=kind == "log_uniform_values")

@@ -3,6 +3,7 @@
 The study is kept by Optuna (arXiv 1907.10902). The next worker takes up what a dead one has left.
 """
 
+import math
 import os
 import sys
 import time
@@ -117,7 +118,7 @@ def process_command(arguments: Sequence[str]) -> list[str]:
 
 
 def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
-    """The score of a finished run; None if it is unfinished or lacks the metric."""
+    """The score of a finished run; None if it is unfinished or has no finite one."""
     if not (run / "config.json").is_file():
         return None
     folder = RunFolder(run)
@@ -128,12 +129,14 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
         name = metric.removeprefix("train/")
         values = [row[name] for row in folder.rows("metrics") if name in row]
         if values:
-            return fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
+            mean = fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
+            return mean if math.isfinite(mean) else None
         path = name.removeprefix("eval/").split(".")
     value: Any = folder.result
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 @dataclass
@@ -303,11 +306,14 @@ class Sweep:
         elif stopping:
             trial.claim.close()  # leaves it to the next worker
         else:
-            self.study.end_without_score(trial, "FAIL", job.failure)
-            self.say(f"{label}: failed, {job.failure}")
+            failure = job.failure
+            if job.process.returncode == 0:
+                failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
+            self.study.end_without_score(trial, "FAIL", failure)
+            self.say(f"{label}: failed, {failure}")
             self.crashes += 1
             if self.crashes >= MAX_CRASHES:
-                last = f"the last with: {job.failure}; see {job.log}"
+                last = f"the last with: {failure}; see {job.log}"
                 raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
             return
         self.crashes = 0

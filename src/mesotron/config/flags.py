@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from mesotron.config.base import flags_of, rename_flags, suggest
 
@@ -51,7 +51,7 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
     passed_on = next((flag for flag in ("--set", "--space") if flag in flags), None)
     expanded: list[str] = []
     settings: list[str] = []
-    trl: list[str] = []
+    lists: dict[str, list[str]] = {}  # of which tyro would keep the last only
     rest = list(args)
     while rest:
         arg = rest.pop(0)
@@ -63,7 +63,13 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         has_no_value = not value or (not equals and value.startswith("-"))
         if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
             raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
-        if flag in short:
+        long = short.get(flag, flag)
+        if long in flags and is_list(flags[long][1]):
+            values = lists.setdefault(long, [])
+            values += [text] if equals else []
+            while not equals and rest and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
+        elif flag in short:
             expanded.append(short[flag] + equals + text)
             if key == "vllm" and has_no_value:
                 expanded.append("colocate")
@@ -72,23 +78,20 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
             while not equals and rest and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             settings.append(f"{target}={','.join(values) or 'colocate'}")
-        elif flag == "--trl" and flag in flags:  # tyro keeps the last list only
-            trl += [text] if equals else []
-            while not equals and rest and not rest[0].startswith("--"):
-                trl.append(rest.pop(0))
         elif flag.startswith("--trl.") and "--trl" in flags:
             if not equals:  # a switch needs no value
                 text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-            trl.append(f"{key[4:].replace('-', '_')}={text}")
+            lists.setdefault("--trl", []).append(f"{key[4:].replace('-', '_')}={text}")
         else:
             expanded.append(arg)
-    if trl:
-        expanded += ["--trl", *trl]
     if settings and passed_on:  # before the settings given by name, which win
-        expanded += [passed_on] * (passed_on not in expanded)
-        place = expanded.index(passed_on) + 1
-        expanded[place:place] = settings
-    return expanded
+        lists[passed_on] = settings + lists.get(passed_on, [])
+    return [*expanded, *(word for flag, values in lists.items() for word in (flag, *values))]
+
+
+def is_list(kind: Any) -> bool:
+    """Whether it is tuple[X, ...], or that or None."""
+    return any(get_args(one)[-1:] == (...,) for one in (kind, *get_args(kind)))
 
 
 def expand_setting(config_type: Any, name: str) -> str:

@@ -35,19 +35,19 @@ class SnakeConfig(Config):
     """Passes over each rollout."""
     num_minibatches: int = setting(8, ge=1)
     """Gradient steps per pass."""
-    lr: float = 8e-3
+    lr: float = setting(8e-3, ge=0)
     """Adam's learning rate where Adam trains everything."""
-    gamma: float = 0.99
+    gamma: float = setting(0.99, ge=0, le=1)
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = setting(0.95, ge=0, le=1)
     """Decay of the advantage estimate (GAE)."""
-    clip_eps: float = 0.2
+    clip_eps: float = setting(0.2, gt=0)
     """Clip width of the probability ratio."""
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
+    vf_coef: float = setting(0.5, ge=0)
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = setting(0.5, ge=0)
     """Clip the gradient to this norm (0: off)."""
     anneal_lr: bool = True
     """Decay every learning rate linearly to zero over the run's gradient steps."""
@@ -55,24 +55,24 @@ class SnakeConfig(Config):
     """Optimizer of the hidden matrices (unset: muon with --use-muon, else adam)."""
     use_muon: bool = False
     """Same as --optim muon."""
-    muon_lr: float = 0.02
+    muon_lr: float = setting(0.02, ge=0)
     """Learning rate of Muon or Pion: the spectral norm of a step."""
-    aux_adam_lr: float = 8e-3
+    aux_adam_lr: float = setting(8e-3, ge=0)
     """Adam's learning rate for what Muon or Pion leave: embeddings, norms, biases, heads."""
-    muon_momentum: float = 0.95
+    muon_momentum: float = setting(0.95, ge=0, lt=1)
     """Momentum of Muon and Pion."""
     muon_nesterov: bool = True
     """Nesterov momentum for Muon and Pion."""
     pion_cutoff: str = "noise"
     """Strength of Pion: noise (the only one measured on Snake), aligned, or a fraction of the
     largest singular value such as 0.3."""
-    d_model: int = 32
+    d_model: int = setting(32, ge=1)
     """Width of a token."""
     num_layers: int = setting(1, ge=1)
     """Transformer layers."""
     num_heads: int = setting(2, ge=1)
     """Attention heads."""
-    mlp_ratio: int = 4
+    mlp_ratio: int = setting(4, ge=1)
     """Hidden width of an MLP over d_model."""
     readout: Literal["all", "head"] = "all"
     """Tokens the last layer reads: all cells, or only the snake's head (half the time)."""
@@ -80,7 +80,7 @@ class SnakeConfig(Config):
     """Dropout rate, the same mask when acting and when scoring."""
     use_cnn: bool = False
     """Put a 3x3 convolution before the transformer."""
-    cnn_features: int = 32
+    cnn_features: int = setting(32, ge=1)
     """Channels of that convolution."""
     cnn_mode: Literal["replace", "append"] = "replace"
     """Feed its channels in place of the cells' own features, or beside them."""
@@ -90,7 +90,7 @@ class SnakeConfig(Config):
     """Attention implementation (auto: cuDNN from 64 cells on, in bfloat16 on a GPU)."""
     pretrained_model: Path | None = None
     """Start from the weights of this run's newest checkpoint."""
-    kl_coef: float = 0.0
+    kl_coef: float = setting(0.0, ge=0)
     """Weight of the KL divergence from the pretrained policy."""
     seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of the run, and the first of --num-seeds."""

@@ -150,6 +150,10 @@ class VlaTrainConfig(Config):
     threads: int | None = setting(None, ge=1, on_resume=True)
     """CPU threads (unset: torch's choice)."""
 
+    def check_fields(self) -> None:
+        if (self.execute or 0) > self.policy.chunk:
+            self.refuse("execute", f"exceeds the actions of a chunk, {self.policy.chunk}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class VlaEvalConfig(Config):

@@ -53,14 +53,9 @@ class LabelTable(RoutingTable):
 
 
 def label(
-    params: Any,
-    *,
-    per_head: bool = False,
-    stacked: Sequence[str] = (),
-    overrides: Mapping[str, str] | None = None,
-    strict: bool = False,
-    lora: bool = False,
-) -> LabelTable:
+    params: Any, *, per_head: bool = False, stacked: Sequence[str] = (),
+    overrides: Mapping[str, str] | None = None, strict: bool = False, lora: bool = False,
+) -> LabelTable:  # fmt: skip
     """Route the leaves of a parameter tree.
 
     Args:

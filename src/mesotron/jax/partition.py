@@ -173,15 +173,10 @@ def pion(
 
 
 def multi_transform_with_muon(
-    muon_lr: Rate = 1e-3,
-    aux_lr: Rate | None = None,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    muon_lr: Rate = 1e-3, aux_lr: Rate | None = None, momentum: Rate = 0.95, nesterov: bool = True,
+    weight_decay: Rate = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
     **options: Any,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Muon for the hidden matrices of a tree, AdamW for the rest.
 
     Args:
@@ -202,15 +197,10 @@ def multi_transform_with_muon(
 
 
 def multi_transform_with_pion(
-    pion_lr: Rate = 1e-3,
-    aux_lr: Rate | None = None,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    pion_lr: Rate = 1e-3, aux_lr: Rate | None = None, momentum: Rate = 0.95, nesterov: bool = True,
+    weight_decay: Rate = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
     **options: Any,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformation:  # fmt: skip
     """Pion for the hidden matrices of a tree, AdamW for the rest.
 
     Arguments as in `multi_transform_with_muon`, and `promote=` or `cutoff=` as in `pion`.
@@ -222,14 +212,9 @@ def multi_transform_with_pion(
 
 
 def chain_with_muon(
-    muon_lr: Rate = 1e-3,
-    aux_lr: Rate | None = None,
-    max_grad_norm: Rate | None = 0.5,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    **options: Any,
-) -> optax.GradientTransformation:
+    muon_lr: Rate = 1e-3, aux_lr: Rate | None = None, max_grad_norm: Rate | None = 0.5,
+    momentum: Rate = 0.95, nesterov: bool = True, weight_decay: Rate = 0.01, **options: Any,
+) -> optax.GradientTransformation:  # fmt: skip
     """Clip by the global norm, then Muon for the hidden matrices and AdamW for the rest.
 
     Args:
@@ -247,14 +232,9 @@ def chain_with_muon(
 
 
 def chain_with_pion(
-    pion_lr: Rate = 1e-3,
-    aux_lr: Rate | None = None,
-    max_grad_norm: Rate | None = 0.5,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    **options: Any,
-) -> optax.GradientTransformation:
+    pion_lr: Rate = 1e-3, aux_lr: Rate | None = None, max_grad_norm: Rate | None = 0.5,
+    momentum: Rate = 0.95, nesterov: bool = True, weight_decay: Rate = 0.01, **options: Any,
+) -> optax.GradientTransformation:  # fmt: skip
     """Clip by the global norm, then Pion for the hidden matrices and AdamW for the rest.
 
     Arguments as in `chain_with_muon` and `multi_transform_with_pion`.

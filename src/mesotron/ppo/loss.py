@@ -21,15 +21,9 @@ from mesotron.ppo.policy import Params, apply_policy, entropy, log_probs
 
 
 def estimate_advantages(
-    rewards: Array,
-    values: Array,
-    terminated: Array,
-    truncated: Array,
-    last_values: Array,
-    cut_values: Array,
-    gamma: float | Array,
-    gae_lambda: float | Array,
-) -> Array:
+    rewards: Array, values: Array, terminated: Array, truncated: Array, last_values: Array,
+    cut_values: Array, gamma: float | Array, gae_lambda: float | Array,
+) -> Array:  # fmt: skip
     """Advantages [S, N] of a rollout. A game that died has no next value; one stopped by the time
     limit has that of its state before the reset (`cut_values` [N]; at most one such game per
     rollout). `last_values` [N] are those after the rollout."""
@@ -61,12 +55,9 @@ class Batch(NamedTuple):
 
 
 def ppo_loss(
-    params: Params,
-    batch: Batch,
-    config: SnakeConfig,
-    hyper: Hyper,
+    params: Params, batch: Batch, config: SnakeConfig, hyper: Hyper,
     pretrained: Params | None = None,
-) -> tuple[Array, dict[str, Array]]:
+) -> tuple[Array, dict[str, Array]]:  # fmt: skip
     """The loss of one minibatch and its metrics; `pretrained` is the KL reference policy."""
     logits, values = apply_policy(params, batch.observation, config, batch.dropout_keys)
     ratio_log = log_probs(logits, batch.actions) - batch.rollout_log_probs

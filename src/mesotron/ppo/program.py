@@ -5,6 +5,7 @@ of one run, which are shuffled per device (`loop.by_group`): the gradient's mean
 over devices, and the compiler inserts it. R runs, K updates of the longest chunk.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -169,6 +170,8 @@ def load_params(root: Path, like: Params) -> Params:
     newest, damaged = newest_whole(root)
     if newest is None:
         raise ValueError(f"{root} has no complete checkpoint; {'; '.join(damaged) or 'empty'}")
+    for wrong in damaged:
+        logging.getLogger("mesotron").warning("skipping a damaged checkpoint: %s", wrong)
     with ocp.StandardCheckpointer() as checkpointer:
         leaves = checkpointer.restore((newest.path / "state").absolute())
     params = [np.asarray(leaves[name])[0] for name in sorted(leaves) if name.startswith("0000.")]

@@ -10,6 +10,7 @@ from mesotron.report.data import COLORS, DASHES
 from mesotron.report.read import read_runs
 from mesotron.report.render import render_runs
 from mesotron.report.tournament import RECORD, is_finished, render_tournament
+from mesotron.runs.checkpoints import outside
 from mesotron.runs.files import write_whole
 from mesotron.watch.readers import find_runs
 
@@ -26,7 +27,8 @@ def run(config: ReportConfig) -> int:
     paths = find(given)
     out = config.out or Path(NAME)
     if config.out is None and len(given) == 1:
-        out = given[0] / NAME if given[0].is_dir() else given[0].with_name(NAME)
+        place = outside(given[0])
+        out = place / NAME if place.is_dir() else place.with_name(NAME)
     if config.live:
         return follow(paths, out, config.every, config.rename)
     write(paths, out, rename=config.rename)

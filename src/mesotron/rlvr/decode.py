@@ -72,13 +72,9 @@ def generate(
 
 
 def _decode(
-    model: Any,
-    tokenizer: Any,
-    encoded: Sequence[Sequence[int]],
-    max_tokens: int,
-    temperature: float,
-    draws: Tensor | None,
-) -> list[list[int]]:
+    model: Any, tokenizer: Any, encoded: Sequence[Sequence[int]], max_tokens: int,
+    temperature: float, draws: Tensor | None,
+) -> list[list[int]]:  # fmt: skip
     device = model.get_input_embeddings().weight.device
     padded = tokenizer.pad({"input_ids": list(encoded)}, padding_side="left", return_tensors="pt")
     tokens, mask = padded["input_ids"].to(device), padded["attention_mask"].to(device)

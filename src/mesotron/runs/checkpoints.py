@@ -114,6 +114,11 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
     return sorted(Checkpoint(int(match[1]), path) for match, path in matches if match)
 
 
+def outside(path: Path) -> Path:
+    """The run of a checkpoint, which another file would damage; other paths as they are."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file, or None if it is intact."""
     try:

@@ -151,13 +151,9 @@ FILTERS: dict[str, Callable[..., Filter]] = {
 
 @lru_cache(maxsize=256)
 def make_filter(
-    name: str,
-    *,
-    steps: int | None = None,
-    promote: int = 0,
-    cutoff: Cutoff | None = None,
+    name: str, *, steps: int | None = None, promote: int = 0, cutoff: Cutoff | None = None,
     rank: int | None = None,
-) -> Filter:
+) -> Filter:  # fmt: skip
     """A filter from the plain values that a param group, a config or a flag holds.
 
     Example:

@@ -153,13 +153,9 @@ def gram_plan(
 
 
 def cheapest_plan(
-    m: int,
-    n: int,
-    steps: tuple[Triple, ...],
-    roundoff: float,
-    cost: Cost = PLAIN,
+    m: int, n: int, steps: tuple[Triple, ...], roundoff: float, cost: Cost = PLAIN,
     tolerance: float = GRAM_TOLERANCE,
-) -> tuple[Segment, ...]:
+) -> tuple[Segment, ...]:  # fmt: skip
     """The cheaper of the standard form and the Gram form for this shape, by FLOPs."""
     standard, gram = (Segment("standard", steps),), gram_plan(steps, roundoff, tolerance)
     return min(standard, gram, key=lambda plan: plan_flops(m, n, plan, cost))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,6 +68,8 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
         if newest is None:
             reason = damaged[0] if damaged else "give a run of mesotron vla train"
             raise ValueError(f"{path} has no checkpoint of a policy: {reason}")
+        for wrong in damaged:
+            logging.getLogger("mesotron").warning("skipping a damaged checkpoint: %s", wrong)
         folder = newest.path
     source, description = str(folder / DESCRIPTION), read_json(folder / DESCRIPTION)
     try:

@@ -13,6 +13,7 @@ from rich.table import Table
 from mesotron.config import VlaEvalConfig, WorldConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr.scores import wilson
+from mesotron.runs.checkpoints import outside
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require
 from mesotron.runs.files import write_json
@@ -47,7 +48,7 @@ def run(config: VlaEvalConfig) -> int:
     console = SafeConsole()
     console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
     console.print(as_table(results))
-    out = config.out or config.run / "eval"
+    out = config.out or outside(config.run) / "eval"
     out.mkdir(parents=True, exist_ok=True)
     columns = {name: column.to_json() for name, column in results.items()}
     write_json(out / "evaluation.json", columns)

@@ -113,13 +113,9 @@ def _decode_video(path: Path) -> Iterator[tuple[float, np.ndarray]]:
 
 
 def read_videos(
-    folder: Path,
-    info: dict[str, Any],
-    key: str,
-    columns: dict[str, np.ndarray],
-    pixels: int | None,
-    decode: Decoder = _decode_video,
-) -> np.ndarray:
+    folder: Path, info: dict[str, Any], key: str, columns: dict[str, np.ndarray],
+    pixels: int | None, decode: Decoder = _decode_video,
+) -> np.ndarray:  # fmt: skip
     """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3)."""
     rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
     fps = info["fps"]

@@ -306,7 +306,7 @@ class Policy(nn.Module):
 
 
 def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool = False) -> Act:
-    """The policy as a function of B observations to actions (B, K, A), clipped to [-1, 1]."""
+    """The policy as a function of B observations to actions (B, K, A), in the units of its data."""
     device = torch.device(device)
     cameras = policy.body.cameras
 
@@ -330,6 +330,6 @@ def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool 
         )
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             actions = policy.act(inputs)
-        return actions.float().clamp(-1, 1).cpu().numpy()
+        return actions.float().cpu().numpy()
 
     return act

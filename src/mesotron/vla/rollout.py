@@ -121,12 +121,9 @@ def _play_wave(
 
 
 def _summarize(
-    world: WorldConfig,
-    tasks: tuple[str, ...],
-    jobs: list[EpisodeJob],
-    ends: list[EpisodeState],
+    world: WorldConfig, tasks: tuple[str, ...], jobs: list[EpisodeJob], ends: list[EpisodeState],
     control: str,
-) -> EvalResult:
+) -> EvalResult:  # fmt: skip
     result = EvalResult(world, [], control)
     for job, end in zip(jobs, ends, strict=True):
         task = tasks[job.task]

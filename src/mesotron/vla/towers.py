@@ -3,6 +3,7 @@
 Safetensors only, no remote code. B batch, C cameras, P tokens per image, L words, D policy width.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mesotron.config import PolicyConfig
 from mesotron.runs.extras import require
 from mesotron.vla.encoders import ImageTokens, TextTokens
 
+PREPROCESSOR = "preprocessor_config.json"
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)  # without a preprocessor_config.json
 IMAGE_SIZE = 224
@@ -51,6 +53,8 @@ class VisionTower(nn.Module):
 
     def save_description(self, folder: Path) -> None:  # without the weights
         _base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
+        pixels = {"image_mean": list(self.mean), "image_std": list(self.std)}
+        (folder / VISION_FOLDER / PREPROCESSOR).write_text(json.dumps(pixels))
 
 
 class LanguageTower(nn.Module):
@@ -88,8 +92,10 @@ def load_vision_tower(
     place = name if checkpoint is None else str(checkpoint / VISION_FOLDER)
     tower = _load_model(place, checkpoint)
     tower = getattr(tower, "vision_model", tower)  # of an image-text model
+    is_own = checkpoint is not None and (checkpoint / VISION_FOLDER / PREPROCESSOR).is_file()
     try:
-        preprocessor, _ = BaseImageProcessor.get_image_processor_dict(name)
+        source = place if is_own else name  # checkpoints of version 0.2 do not have their own
+        preprocessor, _ = BaseImageProcessor.get_image_processor_dict(source)
     except OSError:
         preprocessor = {}
     return VisionTower(_freeze_or_adapt(tower, config), width, num_cameras, preprocessor)

@@ -103,12 +103,9 @@ class Diagnosis:
 
 
 def diagnose(
-    rows: Sequence[Row],
-    engine: Engine,
-    events: Sequence[Event],
-    notes: Sequence[str] = (),
+    rows: Sequence[Row], engine: Engine, events: Sequence[Event], notes: Sequence[str] = (),
     actions: Sequence[Action] = (),
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Diagnose a run from its rows (at least one, each with its step), the engine that has read
     them, its events, and the actions of a guard."""
     events = [*events, *engine.ending()]

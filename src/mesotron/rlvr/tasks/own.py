@@ -20,6 +20,7 @@ from mesotron.rlvr.tasks.table import Row, read_splits
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
 GOLD_COLUMNS = ("answer", "solution", "gold", "response")
 HELD_OUT_SHARE = 5  # at most one row in five of a file without a test split is held out
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 CALCULATOR_MARK = re.compile(r"<<[^<>\n]{0,200}>>")
 ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 
@@ -156,7 +157,7 @@ def read_gold(text: str) -> tuple[str, str | None]:
     """
     steps, mark, last = text.rpartition("####")
     if mark and last.strip() and "\n" not in last.strip():
-        return last.strip().replace(",", ""), CALCULATOR_MARK.sub("", steps).strip() or None
+        return THOUSANDS.sub("", last.strip()), CALCULATOR_MARK.sub("", steps).strip() or None
     boxed = FORMATS["boxed"].extract(text)
     if boxed is not None:
         return boxed, text
