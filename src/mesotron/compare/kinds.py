@@ -165,11 +165,17 @@ class Language(Kind, name="rlvr"):
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         self.recipe = recipe
-        named = {text.partition("=")[0].strip() for text in changes}
-        if theirs := named & {"optim", "optim.name"}:
+        named = {text.partition("=")[0].strip().replace("-", "_") for text in changes}
+        fixed = {
+            "optim",
+            *(f"optim.{field}" for field in self.own if field not in ("scale", "aux_lr")),
+        }
+        if theirs := named & fixed:
             raise ValueError(
                 f"--set {theirs.pop()}: contenders differ in it, name them by --optims"
             )
+        if theirs := named & {"seed", "out", "resume"}:
+            raise ValueError(f"--set {theirs.pop()} is each run's own: see --seed and --out")
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
@@ -203,6 +209,8 @@ class Language(Kind, name="rlvr"):
         settings = dict(self.optims[name])
         about, own = settings.pop("about"), OptimConfig(**settings)
         config = replace(self.config.optim, **{field: getattr(own, field) for field in self.own})
+        if {"lr", "name"} & {text.partition("=")[0].strip() for text in variant.split(",")}:
+            raise ValueError(f"--optims {optim}: rates are searched (--rates), the name is {name}")
         if variant:
             about = f"{about}, with {variant.replace(',', ', ')}"
             config = change(config, variant.split(","))
