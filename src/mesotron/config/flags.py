@@ -53,6 +53,13 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
     settings: list[str] = []
     lists: dict[str, list[str]] = {}  # of which tyro would keep the last only
     rest = list(args)
+
+    def values_of(text: str, equals: str) -> list[str]:
+        values = [text] if equals else []
+        while not equals and rest and not rest[0].startswith("--"):
+            values.append(rest.pop(0))
+        return values
+
     while rest:
         arg = rest.pop(0)
         name, equals, text = arg.partition("=")
@@ -65,19 +72,13 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
             raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
         long = short.get(flag, flag)
         if long in flags and is_list(flags[long][1]):
-            values = lists.setdefault(long, [])
-            values += [text] if equals else []
-            while not equals and rest and not rest[0].startswith("--"):
-                values.append(rest.pop(0))
+            lists.setdefault(long, []).extend(values_of(text, equals))
         elif flag in short:
             expanded.append(short[flag] + equals + text)
             if key == "vllm" and has_no_value:
                 expanded.append("colocate")
         elif passed_on and name.startswith("--") and target and flag not in flags:
-            values = [text] if equals else []
-            while not equals and rest and not rest[0].startswith("--"):
-                values.append(rest.pop(0))
-            settings.append(f"{target}={','.join(values) or 'colocate'}")
+            settings.append(f"{target}={','.join(values_of(text, equals)) or 'colocate'}")
         elif flag.startswith("--trl.") and "--trl" in flags:
             if not equals:  # a switch needs no value
                 text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"

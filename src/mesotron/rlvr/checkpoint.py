@@ -76,15 +76,16 @@ class SafeCheckpoints(Mixin):
             raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
         if resume_from_checkpoint:
             self.resumed_from = Path(resume_from_checkpoint)
-        if gc.get_freeze_count():  # by the caller, who would not want it undone
-            return super().train(resume_from_checkpoint or None, **kwargs)
-        # Every few steps Python would search all of the libraries' objects, for 0.3 s, in vain.
-        gc.collect()
-        gc.freeze()
+        frozen = gc.get_freeze_count() > 0  # by the caller, who would not want it undone
+        if not frozen:
+            # Every few steps Python would search all of the libraries' objects, for 0.3 s, in vain.
+            gc.collect()
+            gc.freeze()
         try:
             return super().train(resume_from_checkpoint or None, **kwargs)
         finally:
-            gc.unfreeze()
+            if not frozen:
+                gc.unfreeze()
 
     # Writing
 

@@ -94,7 +94,7 @@ def load_vision_tower(
     tower = getattr(tower, "vision_model", tower)  # of an image-text model
     is_own = checkpoint is not None and (checkpoint / VISION_FOLDER / PREPROCESSOR).is_file()
     try:
-        source = place if is_own else name  # checkpoints of version 0.2 do not have their own
+        source = place if is_own else name  # older checkpoints do not have their own
         preprocessor, _ = BaseImageProcessor.get_image_processor_dict(source)
     except OSError:
         preprocessor = {}
