@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -228,6 +229,8 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--ahead", nargs="*", default=[], help="NAME-SEED: TRL's tuning runs that "
+                        "free workers make before their round")  # fmt: skip
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
     parser.add_argument("--alone", action="store_true", help="only: ours with a real clock")
@@ -255,8 +258,10 @@ def main() -> None:
 
     def following(busy: set[str]) -> Row | None:
         taken = {*done, *busy, *(key for key, times in failed.items() if times > 1)}
-        timed = (cell for cell in plan(given.arms, done) if shape_of(cell["name"]) in given.paces)
-        return next((cell for cell in timed if key_of(cell) not in taken), None)
+        names = (key.rpartition("-") for key in given.ahead)
+        ahead = (make("tuning", "trl", name, int(seed)) for name, _, seed in names)
+        cells = (cell for cell in chain(plan(given.arms, done), ahead) if key_of(cell) not in taken)
+        return next((cell for cell in cells if shape_of(cell["name"]) in given.paces), None)
 
     def take(key: str, cell: Row | None, error: str) -> None:
         if error:
