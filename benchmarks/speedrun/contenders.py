@@ -20,8 +20,8 @@ from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, RunLog
 from mesotron.rlvr.dataset import make_rows
+from mesotron.rlvr.evaluate import evaluate
 from mesotron.rlvr.optimizer import OptimizerLog
-from mesotron.rlvr.run_report import measure
 from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
@@ -86,9 +86,11 @@ class Contestant:
         """Greedy accuracy on the recipe's held-out problems."""
         parts, trainer = self.parts, self.trainer
         trainer.model.eval()
-        found = measure(
-            trainer.model, parts.tokenizer, parts.task, self.config, parts.judge, self.name
-        )
+        found = evaluate(
+            trainer.model, parts.tokenizer, parts.task.eval, self.config.task,
+            examples=parts.task.examples, name=self.name, samples=0, judge=parts.judge,
+            max_tokens=self.config.rollout.max_tokens, seed=self.config.seed,
+        )  # fmt: skip
         trainer.model.train()
         return found.to_json()["greedy"]["strict"]["value"]
 

@@ -96,7 +96,9 @@ class SpectralRule:
             jnp.where(_finite(g), _mix(g, m, mu).astype(m.dtype), m)
             for g, m in zip(grads, jax.tree.leaves(state.momentum))
         ]
-        directions = [self._direction(g, m, mu) for g, m in zip(grads, momenta)]
+        directions = momenta
+        if self.nesterov:
+            directions = [_mix(jnp.where(_finite(g), g, m), m, mu) for g, m in zip(grads, momenta)]
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
         filtered, lines = self._filter_all(views, directions), state.lines
         if self.beta2 is not None:
@@ -123,11 +125,6 @@ class SpectralRule:
         view = self.views.get(name) if isinstance(self.views, Mapping) else self.views
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
-    def _direction(self, G: Array, M: Array, mu: float | Array) -> Array:
-        if not self.nesterov:
-            return M
-        return _mix(jnp.where(_finite(G), G.astype(_wide(M)), M), M, mu)
-
     def _filter_all(self, views: Sequence[str], directions: Sequence[Array]) -> list[Filtered]:
         """The filtered directions, wide; equal shapes, transposes included, in one batch."""
         buckets: dict[tuple, list[int]] = defaultdict(list)
@@ -138,20 +135,15 @@ class SpectralRule:
         filtered: dict[int, Filtered] = {}
         for members in buckets.values():
             wide = [to_wide(directions[k], views[k]) for k in members]
-            dtype = self._dtype(wide[0])
+            dtype = self.dtype
+            if dtype is None and self.filter.rank is None and wide[0].dtype != jnp.float64:
+                dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # CPUs emulate
             batch = filter_batch(jnp.concatenate(wide), self.filter, dtype, self.promote)
             start = 0
             for k, block in zip(members, wide):
                 filtered[k] = Filtered(*(x[start : start + len(block)] for x in batch))
                 start += len(block)
         return [filtered[k] for k in range(len(directions))]
-
-    def _dtype(self, X: Array) -> str | None:
-        if self.dtype is not None:
-            return self.dtype
-        if self.filter.rank is not None or X.dtype == jnp.float64:
-            return None
-        return "float32" if jax.default_backend() == "cpu" else "bfloat16"  # a CPU emulates it
 
     def _scaled(self, view: str, X: Array, like: Array) -> Array:
         step = from_wide(X, view, like.shape).astype(like.dtype)
@@ -191,12 +183,8 @@ def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filt
 
 def _mix(G: Array, M: Array, mu: float | Array) -> Array:
     """mu M + (1 - mu) G in float32 or wider: bfloat16 would drift by 5% of the momentum, not 1%."""
-    G = G.astype(_wide(M))
+    G = G.astype(jnp.promote_types(M.dtype, jnp.float32))
     return (G + mu * (M - G)).astype(G.dtype)
-
-
-def _wide(M: Array) -> Any:
-    return jnp.promote_types(M.dtype, jnp.float32)
 
 
 def _finite(G: Array) -> Array:

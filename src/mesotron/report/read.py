@@ -130,8 +130,12 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
 
 def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
     """Read several runs; each is named by the shortest end of its path that is unique."""
-    named = zip(paths, short_names(paths), strict=True)
-    return [read_run(path, name, rename) for path, name in named]
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return [read_run(path, name, rename) for path, name in zip(paths, names, strict=True)]
+    raise ValueError(f"the same run is given twice: {', '.join(map(str, paths))}")
 
 
 def finite_values(column: Column) -> list[float]:
@@ -152,15 +156,6 @@ def parse_event(row: Row) -> Event | Action | None:
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return found
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    parts = [path.resolve().parts for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise ValueError(f"the same run is given twice: {', '.join(map(str, paths))}")
 
 
 def make_columns(rows: Sequence[Row]) -> dict[str, Column]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
@@ -139,12 +139,7 @@ class GracefulStop(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stop.announce()
-        requested = self.stop.requested
-        if dist.is_initialized():  # a signal may have reached one process only
-            flag = torch.tensor([float(requested)], device=args.device)
-            dist.all_reduce(flag, dist.ReduceOp.MAX)
-            requested = bool(flag.item())
-        if requested:
+        if any(gather_object([self.stop.requested])):  # a signal may have reached one process only
             control.should_save = control.should_training_stop = True
 
 

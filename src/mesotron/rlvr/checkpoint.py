@@ -151,7 +151,22 @@ class SafeCheckpoints(Mixin):
     # Reading
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_weights(model or self.model, Path(resume_from_checkpoint))
+        folder, model = Path(resume_from_checkpoint), model or self.model
+        if (folder / "adapter_model.safetensors").exists():
+            load_adapter(model, folder)
+            return
+        files = sorted(folder.glob("model*.safetensors"))
+        if not files:
+            why = "has no weights as safetensors: resume from another checkpoint"
+            raise ValueError(f"{folder} {why}")
+        saved: dict[str, Any] = {}
+        for path in files:
+            saved |= load_file(path)
+        # Shards whole weights where the model is sharded, and copies them where it is not.
+        missing, unexpected = set_model_state_dict(model, saved, options=WHOLE)
+        tied = set(model.all_tied_weights_keys)  # saved once, under the other name
+        if wrong := [*unexpected, *(set(missing) - tied)]:
+            raise ValueError(f"{folder} holds a different model: {', '.join(wrong[:3])}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -194,24 +209,6 @@ class SafeCheckpoints(Mixin):
         if "anchor" in self.stateful:
             own = self._load_process_state(str(checkpoint))
             self.stateful["anchor"].load_state_dict(own["stateful"]["anchor"])
-
-
-def load_weights(model: Any, folder: Path) -> None:
-    """Fill a model, or a LoRA model's adapter, from a checkpoint; no weight may be missing."""
-    if (folder / "adapter_model.safetensors").exists():
-        load_adapter(model, folder)
-        return
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} has no weights as safetensors: resume from another checkpoint")
-    saved: dict[str, Any] = {}
-    for path in files:
-        saved |= load_file(path)
-    # Shards whole weights where the model is sharded, and copies them where it is not.
-    missing, unexpected = set_model_state_dict(model, saved, options=WHOLE)
-    tied = set(model.all_tied_weights_keys)  # saved once, under the other name
-    if wrong := [*unexpected, *(set(missing) - tied)]:
-        raise ValueError(f"{folder} holds a different model: {', '.join(wrong[:3])}")
 
 
 def load_adapter(model: Any, folder: Path) -> None:

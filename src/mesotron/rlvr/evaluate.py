@@ -157,7 +157,13 @@ def evaluate(
             # A grid or a sentence is compared as text and has no key, but can have a majority.
             text = judge.format.extract(one.text, complete=not one.truncated)
             sampled_facts[k] = replace(f, answer=f.answer or (text and " ".join(text.split())))
-    rewards = score_rewards(reward, greedy, facts, problems, task, examples)
+    rewards: Sequence[float | None] = [None] * len(problems)
+    if reward is not None:
+        form = FORMATS[task.format]
+        rows = [{**own_row(p), "prompt": build_prompt(p, task, form, examples)} for p in problems]
+        texts, ids = [one.text for one in greedy], [one.ids for one in greedy]
+        truncated, golds = [one.truncated for one in greedy], [p.gold for p in problems]
+        rewards = reward(texts, ids, golds, truncated, rows, facts)
     greedy_scores, sampled_scores = score_greedy(greedy, facts, problems, rewards, seed), None
     findings: list[str] = []
     strict = greedy_scores.strict.value if greedy_scores.strict else 0.0
@@ -186,19 +192,6 @@ def evaluate(
         name, len(problems), greedy_scores, sampled_scores, findings, transcripts,
         "reward" if by_reward else "accuracy",
     )  # fmt: skip
-
-
-def score_rewards(
-    reward: Reward | None, completions: Sequence[Completion], facts: Sequence[Facts],
-    problems: Sequence[Problem], task: TaskConfig, examples: Sequence[Problem],
-) -> list[float | None]:  # fmt: skip
-    if reward is None:
-        return [None] * len(problems)
-    form = FORMATS[task.format]
-    rows = [{**own_row(p), "prompt": build_prompt(p, task, form, examples)} for p in problems]
-    texts, ids = [one.text for one in completions], [one.ids for one in completions]
-    cut, golds = [one.truncated for one in completions], [p.gold for p in problems]
-    return reward(texts, ids, golds, cut, rows, facts)
 
 
 def _judge(
@@ -351,27 +344,19 @@ def run(config: EvalConfig) -> int:
         check_reward(rewards)
     if config.out is not None:
         check_writable(config.out, "eval.json")
-    names = [config.model, *([config.against] if config.against else [])]
-    set_library_variables(config.task, *names)
+    models = [config.model, *([config.against] if config.against else [])]
+    set_library_variables(config.task, *models)
     go_offline_without_network()
     subject = find_subject(config.model)
     other = find_subject(config.against) if config.against else None
     if other is None and subject.start is not None:
         other = Subject(f"{subject.start.name} (start)", subject.start)
-    results = _evaluate_all([subject] if other is None else [other, subject], config)
-    show(results, SafeConsole())
-    if config.out is not None:
-        text = json.dumps([result.to_json() for result in results], indent=1, ensure_ascii=False)
-        config.out.write_text(text + "\n", encoding="utf-8")
-    return 0
-
-
-def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
+    subjects = [subject] if other is None else [other, subject]
     from mesotron.optim.device import choose_device, use_one_thread_if_small
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
-    if not config.reward and all(problem.gold is None for problem in task.eval):
+    if rewards is None and all(problem.gold is None for problem in task.eval):
         raise ValueError(f"{config.task.title} has no gold answers: give the --reward to average")
     names = ("max_tokens", "samples", "temperature", "batch", "seed")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
@@ -380,15 +365,18 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
     with Verifier() as verifier, _progress_bar(total) as advance:
         judge = Judge(task.format, verifier)
         options |= {"judge": judge, "progress": advance}
-        if config.reward:
-            parts = RewardConfig(parts=config.reward)
-            options["reward"] = make_reward(parts, judge, config.max_tokens)
+        if rewards is not None:
+            options["reward"] = make_reward(rewards, judge, config.max_tokens)
         for subject in subjects:
             model, tokenizer = subject.load(device)
             use_one_thread_if_small(model, device, config.threads)
             options["name"] = subject.name
             results.append(evaluate(model, tokenizer, task.eval, config.task, **options))
-    return results
+    show(results, SafeConsole())
+    if config.out is not None:
+        text = json.dumps([result.to_json() for result in results], indent=1, ensure_ascii=False)
+        config.out.write_text(text + "\n", encoding="utf-8")
+    return 0
 
 
 @contextmanager

@@ -103,7 +103,11 @@ def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0
     votes = elect(
         anchor if anchor_alone else [[*a, *b] for a, b in zip(policy, anchor, strict=True)]
     )
-    metrics = vote_metrics(votes)
+    shares = [vote.share for vote in votes if vote.voters]
+    metrics = {
+        "votes/share": sum(shares) / max(len(shares), 1),
+        "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
+    }
     by_anchor = [[*a[split:], *b] if split else b for a, b in zip(policy, anchor, strict=True)]
     if any(map(len, by_anchor)):
         # How often the two electorates choose the same label, where both have one.
@@ -120,20 +124,11 @@ def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0
 
 
 def _mask_dropped(answers: Answers, dropped: Sequence[Sequence[bool]]) -> list[list[str | None]]:
-    if not dropped:
-        return [list(row) for row in answers]
+    dropped = dropped or [[False] * len(row) for row in answers]
     return [
         [None if out else answer for answer, out in zip(row, outs, strict=True)]
         for row, outs in zip(answers, dropped, strict=True)
     ]
-
-
-def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
-    shares = [vote.share for vote in votes if vote.voters]
-    return {
-        "votes/share": sum(shares) / max(len(shares), 1),
-        "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
-    }
 
 
 def label_accuracy(

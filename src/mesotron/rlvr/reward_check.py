@@ -109,8 +109,6 @@ HOSTILE = {
 
 @dataclass
 class Outcome:
-    """What the check found."""
-
     spelling: str = ""
     gold: float | None = None  # mean reward of the gold answers
     gold_failures: list[str] = field(default_factory=list)  # problems whose gold earns too little
@@ -222,7 +220,11 @@ def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> 
 
 
 def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> None:
-    others = _others(problems)
+    others = []  # for each problem one with another gold; made up if all are alike
+    for k, problem in enumerate(problems):
+        ring = (*problems[k + 1 :], *problems[:k])
+        other = next((o for o in ring if o.gold != problem.gold), None)
+        others.append(other or replace(problem, gold=f"{problem.gold}1"))
     probes = cheats(int(outcome.spelling or 0))
     if outcome.gold is None:  # without gold only cheats that need none
         probes = tuple(p for p in probes if p.name in ("empty", "copied prompt", "very long"))
@@ -250,16 +252,6 @@ def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -
             outcome.findings.append(found)
     if outcome.gold is None and means["very long"] > max(means["empty"], means["copied prompt"]):
         outcome.findings.append("length earns (very long beats the other texts)")
-
-
-def _others(problems: Sequence[Problem]) -> list[Problem]:
-    """For each problem one with another gold; made up if all are alike."""
-    found = []
-    for k, problem in enumerate(problems):
-        ring = (*problems[k + 1 :], *problems[:k])
-        other = next((o for o in ring if o.gold != problem.gold), None)
-        found.append(other or replace(problem, gold=f"{problem.gold}1"))
-    return found
 
 
 def run(config: RewardCheckConfig) -> int:

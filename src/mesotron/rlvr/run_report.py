@@ -10,10 +10,6 @@ from rich.table import Table
 
 from mesotron.config import TrainConfig
 from mesotron.rlvr import scores
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.evaluate import EvalResult, evaluate
-from mesotron.rlvr.rewards import Reward
-from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import run_name
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
@@ -23,17 +19,6 @@ from mesotron.watch.guard import Monitor, merge_history
 Row = dict[str, Any]
 PAIRS_SHOWN = 4
 CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
-
-
-def measure(
-    model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str,
-    reward: Reward | None = None, toolbox: Any = None,
-) -> EvalResult:  # fmt: skip
-    return evaluate(
-        model, tokenizer, task.eval, config.task, examples=task.examples, name=name, samples=0,
-        max_tokens=config.rollout.max_tokens, seed=config.seed, judge=judge, reward=reward,
-        toolbox=toolbox,
-    )  # fmt: skip
 
 
 def compare(before: Row, after: Row) -> Row:

@@ -39,12 +39,13 @@ from mesotron.rlvr.callbacks import (
     Spending,
 )
 from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
+from mesotron.rlvr.evaluate import evaluate
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.objectives import resolve, sampler_arguments, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
-from mesotron.rlvr.run_report import compare, main_score, measure, show, write_report
+from mesotron.rlvr.run_report import compare, main_score, show, write_report
 from mesotron.rlvr.spending import Account, sampling_time
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
@@ -237,12 +238,14 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
+    config, task = parts.config, parts.task
+    own = parts.reward if code_names(config.reward) else None
     with models.as_loaded(model):
-        config = parts.config
-        own = parts.reward if code_names(config.reward) else None
-        result = measure(
-            model, parts.tokenizer, parts.task, config, parts.judge, name, own, parts.toolbox
-        )
+        result = evaluate(
+            model, parts.tokenizer, task.eval, config.task, examples=task.examples, name=name,
+            samples=0, max_tokens=config.rollout.max_tokens, seed=config.seed, judge=parts.judge,
+            reward=own, toolbox=parts.toolbox,
+        )  # fmt: skip
     return result.to_json()
 
 

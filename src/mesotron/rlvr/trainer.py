@@ -355,15 +355,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         mean = self._gather(torch.tensor([own], device=rewards.device)).mean().item()
         self._note({"completions/repetition": mean})
         if self.tools:
-            self._note_episodes(completions)
+            turns = [sum(m.get("role") == "assistant" for m in one) for one in completions]
+            ends = [is_unfinished(one) for one in completions]
+            x = torch.tensor([turns, ends], device=rewards.device, dtype=torch.float32)
+            mean_turns, unfinished = self._gather(x.T.contiguous()).mean(dim=0).tolist()
+            self._note({"tools/turns": mean_turns, "tools/unfinished": unfinished})
         return rewards
-
-    def _note_episodes(self, completions: Any) -> None:
-        turns = [sum(m.get("role") == "assistant" for m in one) for one in completions]
-        ends = [is_unfinished(one) for one in completions]
-        x = torch.tensor([turns, ends], device=self.accelerator.device, dtype=torch.float32)
-        mean_turns, unfinished = self._gather(x.T.contiguous()).mean(dim=0).tolist()
-        self._note({"tools/turns": mean_turns, "tools/unfinished": unfinished})
 
     def _fill_votes(
         self, rewards: Tensor, facts: list[Facts], golds: list[str | None], completion_ids: Any

@@ -108,15 +108,6 @@ class RunFolder:
         write_json(path / "config.json", to_plain(config))
         return cls(path)
 
-    def point_last(self) -> None:
-        path = self.path.resolve()
-        root = path.parent
-        if root.name == "runs":
-            draft = root / f".last.{os.getpid()}"
-            draft.unlink(missing_ok=True)
-            draft.symlink_to(path.name, target_is_directory=True)
-            draft.replace(root / "last")
-
     @property
     def config(self) -> Row:
         return read_json(self.path / "config.json")
@@ -132,7 +123,12 @@ class RunFolder:
     def append(self, stream: Stream, row: Row) -> None:
         append_row(self.path / f"{stream}.jsonl", row)
         if stream == "metrics" and not self._is_last:  # a failed start leaves runs/last alone
-            self.point_last()
+            path = self.path.resolve()
+            if path.parent.name == "runs":
+                draft = path.with_name(f".last.{os.getpid()}")
+                draft.unlink(missing_ok=True)
+                draft.symlink_to(path.name, target_is_directory=True)
+                draft.replace(path.with_name("last"))
             self._is_last = True
 
     def rows(self, stream: Stream) -> list[Row]:

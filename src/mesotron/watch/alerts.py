@@ -124,8 +124,6 @@ class Alerts:
 
 
 class Channel:
-    """One place to send alerts to."""
-
     def __init__(self, text: str) -> None:
         self.kind, self.target = check_alert(text)
         self.failed = False
@@ -151,7 +149,15 @@ class Channel:
             subprocess.run(shlex.split(self.target), input=text, text=True, timeout=TIMEOUT,
                            check=True, capture_output=True)  # fmt: skip
         elif self.kind in ("wandb", "trackio"):
-            self._tracker(payload)
+            module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
+            if module is None or (self.kind == "wandb" and module.run is None):
+                raise LookupError(f"no run of {self.kind} is active in this process")
+            title, text = payload["title"][:63], payload["text"]
+            level = LEVELS[payload["severity"]]
+            if self.kind == "trackio":
+                module.alert(title, text, level=module.AlertLevel(level.lower()))
+            else:
+                module.run.alert(title, text, level=level)
         elif self.kind == "ntfy":
             title = re.sub(r"[^ -~]", "?", payload["title"])[:200]  # a header is ASCII
             priority = PRIORITIES[payload["severity"]]
@@ -182,14 +188,3 @@ class Channel:
         request = urllib.request.Request(self.url(), data, headers, method="POST")
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             response.read(1000)
-
-    def _tracker(self, payload: dict[str, Any]) -> None:
-        module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
-        if module is None or (self.kind == "wandb" and module.run is None):
-            raise LookupError(f"no run of {self.kind} is active in this process")
-        title, text = payload["title"][:63], payload["text"]
-        level = LEVELS[payload["severity"]]
-        if self.kind == "trackio":
-            module.alert(title, text, level=module.AlertLevel(level.lower()))
-        else:
-            module.run.alert(title, text, level=level)

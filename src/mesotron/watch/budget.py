@@ -91,7 +91,6 @@ class Meter:
         return self._last is not None
 
     def loaded(self) -> None:
-        """Everything is loaded; work begins."""
         self.now = self.clock()
         self.start_seconds = self.now - self.began
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
+from accelerate.utils import broadcast_object_list, gather_object
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -283,20 +283,12 @@ def has_broken_weights(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
     params = [p.detach() for p in model.parameters() if p.requires_grad]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
     broken = not all(bool(w.isfinite().all()) for w in local)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return broken
-    gathered = [False] * dist.get_world_size()  # each process sees its own shard
-    dist.all_gather_object(gathered, broken)
-    return any(gathered)
+    return any(gather_object([broken]))  # each process sees its own shard
 
 
 def broadcast(decision: Any) -> Any:
     """The first process's decision, in every process."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return decision
-    held = [decision]
-    dist.broadcast_object_list(held, src=0)
-    return held[0]
+    return broadcast_object_list([decision])[0]
 
 
 def _as_row(logs: Mapping[str, Any], step: int) -> Row:

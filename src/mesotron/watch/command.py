@@ -67,8 +67,6 @@ def run(config: WatchConfig) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """The diagnosis of one log."""
-
     log: Log
     diagnosis: Diagnosis
     names: set[str]  # in the log, ours added

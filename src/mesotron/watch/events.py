@@ -88,7 +88,6 @@ class Action:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Action":
-        """The action that `record` wrote."""
         values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         values |= {key: tuple(x) for key, x in values.items() if isinstance(x, list)}
         wrong = f"not a guard action (it needs a step and a reason): {record}"

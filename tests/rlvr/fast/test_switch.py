@@ -9,7 +9,7 @@ import trl
 from peft import LoraConfig
 from transformers import OPTConfig, OPTForCausalLM
 
-from mesotron.config import ObjectiveConfig, RewardConfig
+from mesotron.config import ObjectiveConfig, TrainConfig
 from mesotron.rlvr import session
 from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
@@ -218,16 +218,18 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
     ids = torch.tensor(PROMPTS[:1])
 
     class Logits:
-        def __init__(self, model, *_):
+        def __init__(self, model, *_, **__):
             with torch.no_grad():
                 self.logits = model.eval()(ids).logits
 
         def to_json(self):
             return {"logits": self.logits}
 
-    monkeypatch.setattr(session, "measure", Logits)
-    config = SimpleNamespace(reward=RewardConfig())
-    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=config, judge=None, toolbox=None)
+    monkeypatch.setattr(session, "evaluate", Logits)
+    task: Any = SimpleNamespace(eval=(), examples=())
+    parts: Any = SimpleNamespace(
+        tokenizer=None, task=task, config=TrainConfig(), judge=None, toolbox=None
+    )
 
     def evaluate(name):
         return session.evaluate_part(parts, trainer.model, name)["logits"]

@@ -30,7 +30,12 @@ def run(config: RouteConfig) -> int:
         lora = LoraConfig(r=config.lora, target_modules="all-linear")
         model = get_peft_model(model, lora, low_cpu_mem_usage=True)
     matrix, aux = ("muon", "sgd") if config.optim == "muon_sgd" else (config.optim, "adamw")
-    overrides = _parse_overrides(config.override)
+    overrides = {}
+    for pair in config.override:
+        pattern, equals, rule = pair.rpartition("=")
+        if not equals or not pattern:
+            raise ValueError(f"--override {pair!r} is not PATTERN=RULE, as '*.action_head.*=pion'")
+        overrides[pattern] = rule
     table = route(model, matrix=matrix, aux=aux, per_head=config.per_head, overrides=overrides)
     console = SafeConsole()
     if console.is_terminal:
@@ -41,16 +46,6 @@ def run(config: RouteConfig) -> int:
     if config.out is not None:
         config.out.write_text(table.to_json() + "\n")
     return 0
-
-
-def _parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
-    overrides = {}
-    for pair in pairs:
-        pattern, equals, rule = pair.rpartition("=")
-        if not equals or not pattern:
-            raise ValueError(f"--override {pair!r} is not PATTERN=RULE, as '*.action_head.*=pion'")
-        overrides[pattern] = rule
-    return overrides
 
 
 def _state_line(table: RoutingTable) -> str:

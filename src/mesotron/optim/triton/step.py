@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, compress, groupby
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class FusedStep:
         self._signature = _signature(candidates, beside)
         self._taken = [can_fuse(member) for member in candidates]
         self.beside = [all(adamw.can_fuse(v) for v in vectors) for vectors in beside]
-        members = [m for m, taken in zip(candidates, self._taken, strict=True) if taken]
-        groups = [vectors for vectors, taken in zip(beside, self.beside, strict=True) if taken]
+        members = list(compress(candidates, self._taken))
+        groups = [sorted(vectors, key=_dtypes) for vectors in compress(beside, self.beside)]
         device = candidates[0].param.device
         self._names = [m.group["name"] for m in members]
         self._buckets = make_buckets(members)
@@ -78,7 +78,7 @@ class FusedStep:
             for bucket in self._buckets
             for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
         ]
-        self._windows += [(v.number, 0) for vectors in groups for v in _by_dtype(vectors)]
+        self._windows += [(v.number, 0) for vectors in groups for v in vectors]
         self._adamw = _make_batches(groups, len(self._entries), len(unique_groups(members)))
         self._inputs = _Inputs(
             unique_groups(members) + [vectors[0].group for vectors in groups],
@@ -237,10 +237,6 @@ def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list,
     return matrices, vectors
 
 
-def _by_dtype(vectors: list[Vector]) -> list[Vector]:
-    return sorted(vectors, key=_dtypes)
-
-
 def _dtypes(vector: Vector) -> str:
     return f"{vector.param.dtype} {vector.grad.dtype}"
 
@@ -251,7 +247,7 @@ def _make_batches(groups: list[list[Vector]], first: int, number: int) -> list[l
     out = []
     for index, vectors in enumerate(groups, start=number):
         out.append([])
-        for _, same in groupby(_by_dtype(vectors), key=_dtypes):
+        for _, same in groupby(vectors, key=_dtypes):
             out[-1].append(adamw.make_batch(list(same), index, first))
             first += len(out[-1][-1].vectors)
     return out

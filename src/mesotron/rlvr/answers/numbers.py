@@ -130,13 +130,15 @@ def read_number(answer: str) -> Number | None:
     core, unit = _split_unit(text)
     percent = core.endswith("%") or unit == "percent"
     core = core.removesuffix("%").rstrip()
-    negative, core = _split_sign(core)
-    value = _value(core)
+    match = re.match(r"([-+]?) ?[$€£¥]? ?([-+]?) ?", core)
+    assert match is not None  # every part is optional
+    signs = match[1] + match[2]
+    value = _value(core[match.end() :]) if len(signs) < 2 else None
     if value is None:
         return None
     value *= _SCALES.get(unit, 1)
     named = "" if unit in _SCALES or unit == "percent" else unit
-    return Number(-value if negative else value, percent, named)
+    return Number(-value if signs == "-" else value, percent, named)
 
 
 def same_number(answer: Number, gold: Number) -> bool:
@@ -180,14 +182,6 @@ def _spell(word: str) -> str:
     word = word.removesuffix(".")
     word = word.removesuffix("s") if len(word) > 2 else word
     return _SPELLINGS.get(word, _LETTER_UNITS.get(word, word))
-
-
-def _split_sign(text: str) -> tuple[bool, str]:
-    match = re.match(r"([-+]?) ?[$€£¥]? ?([-+]?) ?", text)
-    assert match is not None  # every part is optional
-    signs = match[1] + match[2]
-    # With two signs the rest still starts with one and is not read as a number.
-    return ("-" in signs, text[match.end() :]) if len(signs) < 2 else (False, text)
 
 
 def _value(core: str) -> Fraction | None:

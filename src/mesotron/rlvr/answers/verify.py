@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -151,8 +152,7 @@ class Verifier:
             try:
                 replies.append(future.result())
             except WorkerDied as death:
-                out_of_time = os.name == "posix" and death.returncode == -signal.SIGPROF
-                replies.append(TOO_LONG if out_of_time else None)
+                replies.append(TOO_LONG if death.returncode == -signal.SIGPROF else None)
         return replies
 
 
@@ -292,10 +292,6 @@ def prepare_worker() -> None:
     """Import math-verify, then limit memory and forbid files and core dumps where possible."""
     logging.disable()
     compare_expressions("x + 1", "x + 2")  # pays for the imports before the first timeout
-    if sys.platform == "win32":
-        return
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform == "linux":  # elsewhere the address space cannot be limited
@@ -307,19 +303,14 @@ def answer_request(request: Request, timeout: float) -> dict[str, Any]:
     # In CPU time, so that a verdict does not depend on how busy the machine is; by the signal's
     # default action, which no loop in C can delay.
     try:
-        _set_cpu_timer(timeout)
+        signal.setitimer(signal.ITIMER_PROF, timeout)
         read = canonical_expression if len(request) == 1 else compare_expressions
         return {"value": read(*request)}
     except Exception as error:
         # Anything that untrusted text makes sympy raise, MemoryError and RecursionError too.
         return {"value": None, "error": type(error).__name__}
     finally:
-        _set_cpu_timer(0)
-
-
-def _set_cpu_timer(seconds: float) -> None:
-    if sys.platform != "win32":  # there only the parent's timeout applies
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _parse(answer: str) -> list[Any]:

@@ -122,7 +122,17 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
     """Distinct sums of three one-digit numbers, such as 3 + 9 - 5: 4,000 in all. For pretrained
     models that answer in a few tokens. The hash of the terms, in any order, decides the split: 7 +
     1 - 5 and 1 - 5 + 7 are in the same one."""
-    questions = sums_of(split)
+    questions: dict[str, int] = {}
+    digits = range(10)
+    for a, first, b, second, c in product(digits, "+-", digits, "+-", digits):
+        # Sorted, and -0 is +0: the same terms in another order are the same set.
+        terms = sorted(
+            f"{sign if n else '+'}{n}" for sign, n in (("+", a), (first, b), (second, c))
+        )
+        is_held_out = digest(" ".join(terms)) % SUMS_HELD_OUT_EVERY == 0
+        if is_held_out == (split == "eval"):
+            value = a + (b if first == "+" else -b) + (c if second == "+" else -c)
+            questions[f"{a} {first} {b} {second} {c} ="] = value
     if count is not None and count > len(questions):
         raise ValueError(
             f"sums has {len(questions)} {split} questions, not {count}: lower --task.num-{split}"
@@ -133,18 +143,3 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
         Problem(question, str(questions[question]), f"sums-{split}-{k}", solution="")
         for k, question in enumerate(ordered[:count])
     ]
-
-
-def sums_of(split: Split) -> dict[str, int]:
-    found: dict[str, int] = {}
-    digits = range(10)
-    for a, first, b, second, c in product(digits, "+-", digits, "+-", digits):
-        # Sorted, and -0 is +0: the same terms in another order are the same set.
-        terms = sorted(
-            f"{sign if n else '+'}{n}" for sign, n in (("+", a), (first, b), (second, c))
-        )
-        is_held_out = digest(" ".join(terms)) % SUMS_HELD_OUT_EVERY == 0
-        if is_held_out == (split == "eval"):
-            value = a + (b if first == "+" else -b) + (c if second == "+" else -c)
-            found[f"{a} {first} {b} {second} {c} ="] = value
-    return found

@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -46,8 +45,7 @@ class OutOfTime(BaseException):  # which no `except Exception` of a scorer or re
 def cpu_limit(seconds: float) -> Iterator[None]:
     """Raise `OutOfTime` after so much CPU time: math-verify and others use the alarm on the clock
     themselves. No limit outside the main thread."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if sys.platform == "win32" or not is_main:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
@@ -61,19 +59,6 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-
-
-def names_of(config: TaskConfig) -> list[str]:
-    """The datasets of a task; ValueError names one that does not exist."""
-    require("gym", what=f"--task {config.name}")
-    from reasoning_gym.factory import DATASETS
-
-    names = config.name.removeprefix(PREFIX).split("+")
-    for name in names:
-        if name not in DATASETS:
-            known = suggest(name, DATASETS) or "; see reasoning_gym.factory.DATASETS"
-            raise ValueError(f"--task {config.name}: reasoning-gym has no dataset {name!r}{known}")
-    return names
 
 
 def settings_of(config: TaskConfig, name: str) -> dict[str, Any]:
@@ -137,7 +122,14 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def generate(config: TaskConfig, split: str, count: int) -> list[Problem]:
     """Distinct problems, the datasets of a mixture by their weights. With a curriculum as many of
     each level to train on, and so many over all levels to evaluate on."""
-    names = names_of(config)
+    require("gym", what=f"--task {config.name}")
+    from reasoning_gym.factory import DATASETS
+
+    names = config.name.removeprefix(PREFIX).split("+")
+    for name in names:
+        if name not in DATASETS:
+            known = suggest(name, DATASETS) or "; see reasoning_gym.factory.DATASETS"
+            raise ValueError(f"--task {config.name}: reasoning-gym has no dataset {name!r}{known}")
     weights = config.weights or (1.0,) * len(names)
     problems: dict[str, Problem] = {}
     for name, weight in zip(names, weights, strict=True):

@@ -15,19 +15,6 @@ NAMES_FILE = "mesotron_names.json"  # {our name: name in the log}
 MAX_BYTES = 2**20
 
 
-def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
-    out = {}
-    for pair in pairs:
-        ours, _, theirs = pair.partition("=")
-        if not theirs:
-            raise ValueError(f"--rename {pair} must have the form reward=my_score")
-        if ours not in METRICS:
-            close = suggest(ours, METRICS)
-            raise ValueError(f"--rename {pair}: {ours!r} is not one of {', '.join(METRICS)}{close}")
-        out[ours] = theirs
-    return out
-
-
 def remembered_names(path: Path) -> dict[str, str]:
     """Names from the file beside a log, or else in the working folder."""
     for folder in (_folder(path), Path()):
@@ -63,7 +50,15 @@ class Names:
     none by that name but an accuracy, or rewards of single functions."""
 
     def __init__(self, path: Path, pairs: Sequence[str] = ()) -> None:
-        self.given = parse_renames(pairs)
+        self.given: dict[str, str] = {}
+        for pair in pairs:
+            ours, _, theirs = pair.partition("=")
+            if not theirs:
+                raise ValueError(f"--rename {pair} must have the form reward=my_score")
+            if ours not in METRICS:
+                known = f"{', '.join(METRICS)}{suggest(ours, METRICS)}"
+                raise ValueError(f"--rename {pair}: {ours!r} is not one of {known}")
+            self.given[ours] = theirs
         self.mapped = remembered_names(path) | self.given
         self.seen: set[str] = set()  # names in the log
         self.reward_from: list[str] = []

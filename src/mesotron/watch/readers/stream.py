@@ -23,8 +23,6 @@ MAX_LATE = 64  # rows to look back for the step of a late row
 
 @dataclass
 class Log:
-    """A log that was read."""
-
     path: Path
     kind: LogKind
     rows: list[Row]  # each with its step; steps never go back
