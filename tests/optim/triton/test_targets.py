@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from mesotron.optim.triton import adamw, elementwise, heads, symmetric  # noqa: E402
+from mesotron.rlvr.fast import kernels  # noqa: E402
 
 # Compute capability: shared memory that a program may take, in bytes.
 TARGETS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -72,3 +73,20 @@ def test_elementwise_kernels_compile(target):
     constants |= dict(TILE=elementwise.TILE)
     found = shared_bytes(elementwise._update_kernel, target, types, constants, num_warps=4)
     assert found <= TARGETS[target]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("H", "K", "D"), [(9, 3, 64), (16, 8, 128)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_decoder_kernels_fit(target, H, K, D, dtype):
+    pointers = ("query", "keys", "values", "bias", "out", "both", "cache", "cos", "sin", "norms")
+    types = {name: f"*{dtype}" for name in pointers} | {"place": "*i64", "prompt_rows": "*i64"}
+    types |= {name: "i32" for name in ("prompt_size", "length", "num_rows")}
+    types |= {"scale": "fp32", "eps": "fp32"}
+    HP, DP, RP = (triton.next_power_of_2(n) for n in (H + 2 * K, D, max(H // K, 16)))
+    constants = {"H": H, "K": K, "D": D, "DP": DP, "RP": RP, "TILE": kernels.TILE}
+    found = shared_bytes(kernels._attend_kernel, target, types, constants, num_warps=1)
+    assert found <= TARGETS[target]
+    constants = {"H": H, "K": K, "D": D, "HP": HP, "HALF": DP // 2, "NORMS": True}
+    assert shared_bytes(kernels._turn_kernel, target, types, constants) <= TARGETS[target]

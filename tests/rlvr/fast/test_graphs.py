@@ -1,5 +1,7 @@
 """Sampling with a static cache, and a captured graph on GPUs, against `generate` and theory."""
 
+import os
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -56,6 +58,20 @@ def test_greedy_equals_generate_also_after_the_weights_changed(monkeypatch, kind
     changed = sampler.sample(prompts, 40)
     assert changed == [by_generate(model, prompt, 40) for prompt in prompts]
     assert changed != expected
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="interprets the kernels")
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_kernels_equal_generate(monkeypatch, kind):
+    monkeypatch.setattr(decoder.triton, "available", lambda device: True)
+    model, prompts = make_model(kind), random_prompts(2) * 2
+    sampler = FusedSampler(model, [EOS], PAD, GREEDY)
+    assert sampler.weights.kernels is not None
+    expected = [by_generate(model, prompt, 4) for prompt in prompts]
+    assert sampler.sample(prompts, 4) == expected
+    for one in sampler.decoders.values():
+        one.cache.fill_(torch.nan)  # what broken weights leave is not read again
+    assert sampler.sample(prompts, 4) == expected
 
 
 def test_equal_prompts_are_read_once():

@@ -2,7 +2,8 @@
 
 Queries, keys and values are one product, gate and up another, residuals are added inside products,
 and query heads that share a key are stacked instead of copying it. Each distinct prompt is read
-once for all its rows. For sampling only: no gradient, no dropout.
+once for all its rows, and with the kernels of `kernels` also kept once. For sampling only: no
+gradient, no dropout.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
 length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
@@ -17,6 +18,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from mesotron.optim import triton
 from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, Shape, attention_obstacle
 from mesotron.rlvr.fast.packing import round_up
 
@@ -50,6 +52,7 @@ class FusedWeights:
         self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
         self.eps, self.dtype = config.rms_norm_eps, dtype
+        self.kernels = load_kernels() if triton.available(model.device) else None
         kinds = [0] * self.heads + [1] * self.keys
         self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
         with torch.no_grad():
@@ -87,14 +90,17 @@ class FusedWeights:
         """Repeat a mask (B, 1, T, S) for the R query heads of a key."""
         return bias.repeat(1, 1, self.heads // self.keys, 1)
 
+    def read(self, layer: Layer, x: Tensor) -> Tensor:
+        """Queries, keys and values (B, T, (H + 2 K) D) of x (B, T, E)."""
+        normed = rms_norm(x, x.shape[-1:], layer.first_norm, self.eps)
+        return nn.functional.linear(normed, layer.qkv, layer.bias)
+
     def project(
         self, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries (B, T, H, D) and keys, and values (B, T, K, D), of x (B, T, E)."""
         cos, sin = angles
-        normed = rms_norm(x, x.shape[-1:], layer.first_norm, self.eps)
-        both = nn.functional.linear(normed, layer.qkv, layer.bias)
-        both = both.view(*x.shape[:2], -1, self.size)
+        both = self.read(layer, x).view(*x.shape[:2], -1, self.size)
         turning, value = both.split([self.heads + self.keys, self.keys], dim=2)
         if layer.head_norms is not None:  # `both` is contiguous, its part would be copied first
             turning = rms_norm(both, both.shape[-1:], eps=self.eps)[:, :, : len(self.kinds)]
@@ -115,6 +121,12 @@ class FusedWeights:
     def logits(self, x: Tensor) -> Tensor:
         """(B, V) of hidden states (B, E)."""
         return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
+
+
+def load_kernels() -> Any:
+    from mesotron.rlvr.fast import kernels  # needs Triton
+
+    return kernels
 
 
 def base_of(model: Any) -> Any:
@@ -189,20 +201,24 @@ class FusedDecoder(Decoder):
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
         L = round_up(P + N, ALIGNED)
-        parts = min(MAX_SPANS, -(-N // SPAN))
+        # The kernel reads what is written, whatever the span.
+        parts = 1 if weights.kernels is not None else min(MAX_SPANS, -(-N // SPAN))
         self.spans = [-(-N * k // parts) for k in range(1, parts + 1)]
         self.weights = weights
         new = {"dtype": weights.dtype, "device": eos.device}
         # Keys and values of each layer; unwritten places must be finite.
         self.cache = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
         self.bias = torch.zeros(B, 1, 1, L, **new)
+        self.rows = torch.zeros(B, dtype=torch.long, device=eos.device)  # the prompt of each row
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
         P, weights = self.P, self.weights
         self.running.fill_(True)
         self.count.zero_()
-        # A NaN left by broken weights would outlive them: masked, it is still NaN.
-        self.cache.zero_()
+        self.rows.copy_(rows)
+        if weights.kernels is None:
+            # A NaN left by broken weights would outlive them: masked, it is still NaN.
+            self.cache.zero_()
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
         self.positions.copy_(positions[rows, -1:])
         self.bias.fill_(-torch.inf)
@@ -214,9 +230,11 @@ class FusedDecoder(Decoder):
         x, angles = nn.functional.embedding(ids, weights.ends[0]), weights.angles(positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
-            kept[0, :, :P] = key[rows]
-            kept[1, :, :P] = value[rows]
             x = weights.finish(layer, x, attend(query, key, value, bias))
+            if weights.kernels is None:
+                key, value = key[rows], value[rows]
+            kept[0, : len(key), :P] = key
+            kept[1, : len(key), :P] = value
         self.write(weights.logits(x[:, -1])[rows])
 
     def step(self, span: int) -> None:
@@ -228,10 +246,17 @@ class FusedDecoder(Decoder):
         bias = weights.for_each_head(self.bias[..., :S])
         angles = weights.angles(self.positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
-            query, key, value = weights.project(layer, x, angles)
-            kept[0].index_copy_(1, place, key)
-            kept[1].index_copy_(1, place, value)
-            x = weights.finish(layer, x, attend(query, kept[0, :, :S], kept[1, :, :S], bias))
+            if weights.kernels is not None:
+                mixed = weights.kernels.attend(
+                    weights.read(layer, x), kept, self.P, self.rows, place, self.bias, angles,
+                    layer.head_norms, weights.eps,
+                )  # fmt: skip
+            else:
+                query, key, value = weights.project(layer, x, angles)
+                kept[0].index_copy_(1, place, key)
+                kept[1].index_copy_(1, place, value)
+                mixed = attend(query, kept[0, :, :S], kept[1, :, :S], bias)
+            x = weights.finish(layer, x, mixed)
         self.write(weights.logits(x[:, -1]))
 
 
