@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from statistics import fmean, pvariance
 from traceback import walk_tb
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 from mesotron.config import RewardConfig
 from mesotron.config.base import suggest
 from mesotron.rlvr.answers.facts import Facts, Judge, no_facts
-from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
+from mesotron.rlvr.answers.numbers import Number, distance, other_unit, read_number
 from mesotron.rlvr.tasks.problem import Problem, own_row
 from mesotron.runs.trust import import_named
 
@@ -76,12 +77,17 @@ def near(completion: Completion) -> float | None:
     facts = completion.facts
     if facts.correct or not facts.formatted:
         return completion.graded(float(facts.correct))
-    answer, gold = facts.number, read_number(completion.gold or "")
-    if answer is None or gold is None or other_unit(answer, gold):
-        return completion.graded(0.0)
+    unit = completion.config.near_unit
+    return completion.graded(closeness(facts.number, completion.gold or "", unit))
+
+
+@lru_cache(maxsize=2**12)  # few pairs are distinct
+def closeness(answer: Number | None, gold: str, unit: float) -> float:
+    known = read_number(gold)
+    if answer is None or known is None or other_unit(answer, known):
+        return 0.0
     # Exact fractions: a number with a thousand digits does not fit a float.
-    off = distance(answer, gold) / Fraction(completion.config.near_unit)
-    return completion.graded(float(1 / (1 + off)))
+    return float(1 / (1 + distance(answer, known) / Fraction(unit)))
 
 
 def scorer(completion: Completion) -> float | None:
