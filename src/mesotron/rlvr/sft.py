@@ -6,7 +6,6 @@ The rows come tokenized and in reading order, so TRL prepares and shuffles nothi
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -23,7 +22,6 @@ from mesotron.rlvr.models import choose_precision, load_model, lora_config, supp
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import load_task
-from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import last_value
 from mesotron.runs.process import explain_interrupt
@@ -100,32 +98,25 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
             optim=config.optim,
         )
         trainer.remove_callback(PrinterCallback)
-        return train_in(run, plan, trainer, account, console)
-
-
-def train_in(
-    run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, account: Account, console: Console
-) -> int:
-    config = plan.config
-    spending = Spending(account.meter, trainer)
-    with session.live_view(run, plan, console, WATCHED) as (view, stop):
-        log = RunLog(run, view, trainer)
-        for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
-            trainer.add_callback(callback)
-        session.fit(trainer, plan)
-    step = trainer.state.global_step
-    if step < config.steps:
-        session.say_stopped(console, run, plan, step, spending.stopped_by)
-        return 0
-    rows = run.rows("metrics")
-    loss, accuracy = (last_value(rows, name) for name in ("loss", "mean_token_accuracy"))
-    report = (
-        f"# Warm start of {config.model.name} on {config.task.title}: {step} steps\n\n"
-        f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
-        f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
-        f"{accuracy:.1%}.\n"
-    )
-    run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, lambda: report)
-    numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
-    print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")
+        spending = Spending(account.meter, trainer)
+        with session.live_view(run, plan, console, WATCHED) as (view, stop):
+            log = RunLog(run, view, trainer)
+            for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
+                trainer.add_callback(callback)
+            session.fit(trainer, plan)
+        step = trainer.state.global_step
+        if step < config.steps:
+            session.say_stopped(console, run, plan, step, spending.stopped_by)
+            return 0
+        metrics = run.rows("metrics")
+        loss, accuracy = (last_value(metrics, name) for name in ("loss", "mean_token_accuracy"))
+        report = (
+            f"# Warm start of {config.model.name} on {config.task.title}: {step} steps\n\n"
+            f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
+            f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
+            f"{accuracy:.1%}.\n"
+        )
+        run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, lambda: report)
+        numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
+        print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")
     return 0
