@@ -30,15 +30,13 @@ def _counter(p: Tensor) -> Tensor:
 
 
 def adamw_state(p: Tensor) -> State:
-    step = _counter(p)
     m, v = (torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for _ in range(2))
-    return {"step": step, "exp_avg": m, "exp_avg_sq": v}
+    return {"step": _counter(p), "exp_avg": m, "exp_avg_sq": v}
 
 
 def sgd_state(p: Tensor) -> State:
-    step = _counter(p)
     momentum = {"momentum_buffer": torch.zeros_like(p, dtype=wide_dtype(p.dtype))}
-    return momentum if p.dtype == wide_dtype(p.dtype) else {"step": step, **momentum}
+    return momentum if p.dtype == wide_dtype(p.dtype) else {"step": _counter(p), **momentum}
 
 
 class Batch(NamedTuple):
@@ -113,7 +111,14 @@ def _step_widened(
         grads.append(grad if same else torch.empty_like(p, dtype=grad.dtype).copy_(grad))
 
     def step(weights: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
-        fused = _can_fuse(weights, states)
+        # Fused kernels walk the memory of parameter, gradient and state side by side: in another
+        # layout they would pair the wrong elements, on a CPU silently.
+        fused = all(
+            p.device.type in _FUSED_DEVICES
+            and (p.is_contiguous() or torch.empty_like(p, device="meta").stride() == p.stride())
+            and all(s.stride() == p.stride() for key, s in state.items() if key != "step")
+            for p, state in zip(weights, states, strict=True)
+        )
         # Only the fused kernels skip a step on the device; for the others the host must wait.
         if fused or found_inf is None or not bool(found_inf):
             rule(batch._replace(params=weights, grads=grads, states=states), fused)
@@ -140,17 +145,6 @@ def _step_widened(
             else:
                 params[k].copy_(copy)
     return grads
-
-
-def _can_fuse(params: list[Tensor], states: list[State]) -> bool:
-    """Fused kernels walk the memory of parameter, gradient and state side by side: in another
-    layout they would pair the wrong elements, on a CPU silently."""
-    return all(
-        p.device.type in _FUSED_DEVICES
-        and (p.is_contiguous() or torch.empty_like(p, device="meta").stride() == p.stride())
-        and all(s.stride() == p.stride() for key, s in state.items() if key != "step")
-        for p, state in zip(params, states, strict=True)
-    )
 
 
 def _sample(tensors: Sequence[Tensor]) -> Tensor:

@@ -191,21 +191,17 @@ def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, A
         layer: Any = model.get_submodule(place)
         scalings.append(float(layer.scaling[leaf.partition(".")[0]]))
         if norms:
-            start_norms.append(_base_norm(layer))
+            base = layer.get_base_layer()
+            weight = base.weight
+            if not weight.is_floating_point():  # 4 or 8 bits
+                from peft.utils.integrations import dequantize_module_weight
+
+                weight = dequantize_module_weight(base)
+            start_norms.append(spectral_norm(weight.flatten(1)).item())
     view = group["view"].removeprefix("product").removeprefix("/") or "whole"
     params = [named[name] for name in names]
     keys = {"params": params, "param_names": names, "pairs": scalings, "view": view}
     return keys | {"start_norms": start_norms} if norms else keys
-
-
-def _base_norm(layer: Any) -> float:
-    base = layer.get_base_layer()
-    weight = base.weight
-    if not weight.is_floating_point():  # 4 or 8 bits
-        from peft.utils.integrations import dequantize_module_weight
-
-        weight = dequantize_module_weight(base)
-    return spectral_norm(weight.flatten(1)).item()
 
 
 def product_distances(group: dict[str, Any]) -> list[float]:

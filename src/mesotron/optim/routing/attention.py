@@ -36,16 +36,6 @@ class _Heads(NamedTuple):
     dim: int | None
 
 
-def _find_heads(block: nn.Module, config: object | None) -> _Heads:
-    # The block's own attributes first, which its forward pass uses.
-    num = find_int((block, config), _NUM_HEADS)
-    num_kv = find_int((block, config), _NUM_KV_HEADS)
-    new_falcon = getattr(block, "new_decoder_architecture", False)
-    if getattr(block, "multi_query", False) and not new_falcon:
-        num_kv = 1
-    return _Heads(num, num_kv or num, find_int((block, config), _HEAD_DIM))
-
-
 def is_attention(module: nn.Module) -> bool:
     """Whether the module holds attention projections, by the names of its children."""
     if isinstance(module, nn.MultiheadAttention) or type(module).__name__ in _FUSED_BY_CLASS:
@@ -86,7 +76,13 @@ def attention_role(
     if projection is None:
         return _possible_output(site) if per_head else None
     part, block = projection
-    heads = _find_heads(block, site.config)
+    # The block's own attributes first, which its forward pass uses.
+    sources = (block, site.config)
+    own, own_kv = find_int(sources, _NUM_HEADS), find_int(sources, _NUM_KV_HEADS)
+    new_falcon = getattr(block, "new_decoder_architecture", False)
+    if getattr(block, "multi_query", False) and not new_falcon:
+        own_kv = 1
+    heads = _Heads(own, own_kv or own, find_int(sources, _HEAD_DIM))
     if num is not None and part in ("qkv", "kv", "mla_kv_b"):
         heads = heads._replace(num=num, num_kv=heads.num_kv or num)
     if part == "qkv":

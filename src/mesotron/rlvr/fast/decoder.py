@@ -10,6 +10,7 @@ length, H query heads, K key heads, R = H / K, D head size, E width, V vocabular
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -52,7 +53,9 @@ class FusedWeights:
         self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
         self.eps, self.dtype = config.rms_norm_eps, dtype
-        self.kernels = load_kernels() if triton.available(model.device) else None
+        self.kernels: Any = None
+        if triton.available(model.device):
+            self.kernels = import_module("mesotron.rlvr.fast.kernels")
         kinds = [0] * self.heads + [1] * self.keys
         self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
         with torch.no_grad():
@@ -121,12 +124,6 @@ class FusedWeights:
     def logits(self, x: Tensor) -> Tensor:
         """(B, V) of hidden states (B, E)."""
         return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
-
-
-def load_kernels() -> Any:
-    from mesotron.rlvr.fast import kernels  # needs Triton
-
-    return kernels
 
 
 def base_of(model: Any) -> Any:
