@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from mesotron.cli import main
 from mesotron.config import SnakeConfig
 from mesotron.ppo.program import (
     load_params,
@@ -104,6 +105,30 @@ def test_runs_are_every_combination_of_sweep_values_and_seeds():
 def test_malformed_sweeps_are_refused(sweep):
     with pytest.raises(ValueError, match="--sweep"):
         read_runs(SnakeConfig(sweep=(sweep,)))
+
+
+@pytest.mark.parametrize(
+    ("sweep", "optim", "name"),
+    [("muon_lr=0.1", "adam", "muon_lr"), ("aux-adam-lr=0.1", None, "aux_adam_lr"),
+     ("lr=0.1,0.2", "pion", "lr"), ("kl_coef=0,0.1", None, "--kl-coef 0.1"),
+     ("gamma=0.9,2", None, "--gamma 2")],
+)  # fmt: skip
+def test_swept_numbers_without_effect_or_out_of_bounds_are_refused(
+    sweep, optim, name, tmp_path, capsys
+):
+    words = ["ppo", "snake", "--sweep", sweep, *(["--optim", optim] if optim else [])]
+    assert main([*words, "--save-dir", str(tmp_path)]) == 2
+    assert name in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())  # before there is a run folder
+
+
+def test_a_swept_kl_coefficient_has_a_reference(program):
+    config = dataclasses.replace(CONFIG, pretrained_model="x", sweep=("kl_coef=0,0.5",))
+    runs = read_runs(config)
+    params = jax.tree.map(lambda x: x[0], program.start(RUNS).params)
+    swept = make_program(config, 2, params)
+    _, metrics = jax.eval_shape(lambda: swept.advance(swept.start(runs), runs, 1))
+    assert "policy/kl_pretrained" in metrics
 
 
 def test_a_single_run_is_mapped_like_several():

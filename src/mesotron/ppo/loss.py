@@ -75,8 +75,7 @@ def ppo_loss(
         "policy/clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_eps).mean(),
         "policy/ratio_max": ratio.max(),
     }
-    if config.kl_coef:
-        assert pretrained is not None
+    if pretrained is not None:
         kl = kl_divergence(logits, apply_policy(pretrained, batch.observation, config)[0])
         loss = loss + hyper.kl_coef * kl
         metrics["policy/kl_pretrained"] = kl

@@ -7,6 +7,7 @@ over devices, and the compiler inserts it. R runs, K updates of the longest chun
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -37,8 +38,14 @@ class Runs(NamedTuple):
 def read_runs(config: SnakeConfig) -> Runs:
     """Every combination of `config.sweep` and `config.num_seeds`."""
     axes = dict(_read_axis(item) for item in config.sweep)
+    is_adam = config.rule == "adam"
+    for name in axes.keys() & ({"muon_lr", "aux_adam_lr"} if is_adam else {"lr"}):
+        instead = "sweep lr or give --optim muon" if is_adam else "sweep muon_lr or aux_adam_lr"
+        raise ValueError(f"--sweep {name} has no effect with the rule {config.rule}: {instead}")
     seeds = [config.seed + k for k in range(config.num_seeds)]
     combinations = [dict(zip(axes, values)) for values in product(*axes.values())]
+    for values in combinations:
+        replace(config, **values)  # refuses what is out of bounds
     return make_runs(config, [{**rest, "seed": seed} for rest in combinations for seed in seeds])
 
 
@@ -84,7 +91,8 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
         >>> states.update.shape, metrics["loss/value"].shape
         ((2,), (2, 3))
     """
-    reference = pretrained if config.kl_coef else None
+    swept = any(_read_axis(item)[0] == "kl_coef" for item in config.sweep)
+    reference = pretrained if config.kl_coef or swept else None
 
     def begin(key: Array, hyper: Hyper) -> TrainState:
         state = init_state(key, config, hyper)

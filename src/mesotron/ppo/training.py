@@ -150,6 +150,7 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
         return folder, resumed_settings(config, folder, instead)
+    program.read_runs(config)  # refuses a wrong --sweep before there is a folder
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
     check_free(path, flag="--run-name")
