@@ -9,7 +9,7 @@ import pytest
 
 from mesotron import jax as mesotron_jax
 from mesotron.config import SnakeConfig
-from mesotron.ppo import policy
+from mesotron.ppo import evaluate, policy
 from mesotron.ppo.env import HEAD, NUM_FEATURES, Observation
 from mesotron.ppo.evaluate import bootstrap_band, draw_board, draw_game, play_games
 from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, mask_logits
@@ -153,6 +153,21 @@ def test_game_drawing(tmp_path):
         assert image.size == (72, 72)
     board = draw_board(cells[0], config)
     assert tuple(board[36, 36]) != tuple(board[60, 36]) != tuple(board[12, 12])
+    for side in (200, 400):  # a cell of 24 pixels would make 70 MB of a frame
+        cells = np.eye(1, side**2)[0][:, None].repeat(6, 1)
+        board = draw_board(cells, SnakeConfig(width=side, height=side))
+        assert max(board.shape) <= 480
+        assert len(np.unique(board)) > 3
+
+
+def test_long_games_are_recorded_in_few_frames(monkeypatch):
+    config = SnakeConfig(max_steps=40, num_steps=8, d_model=8, num_heads=1)
+    params = init_policy(KEY, config)
+    whole = evaluate.record_game(params, config)
+    monkeypatch.setattr(evaluate, "_MAX_FRAMES", 4)
+    few = evaluate.record_game(params, config)
+    assert len(whole) == 41  # it circles until the time limit
+    np.testing.assert_array_equal(few, whole[[0, 16, 32, 40]])
 
 
 def test_bootstrap_band_contains_the_mean_and_follows_the_spread():

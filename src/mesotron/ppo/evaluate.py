@@ -17,9 +17,10 @@ from mesotron.ppo.env import EnvState, Observation, SnakeEnv
 from mesotron.ppo.policy import Params, apply_policy, mask_logits
 
 Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
+_Position = tuple[EnvState, Observation, Array, Array]  # and the cells before a reset, and the end
 
 _BASELINE_GAMES = 512
-_PIXELS = 24
+_PIXELS, _MAX_SIDE = 24, 480  # of a cell, and of a picture
 _MAX_FRAMES = 800
 _BOARD, _FRUIT, _HEAD = (24, 28, 34), (214, 69, 65), (250, 220, 120)
 _TAIL_TO_NECK = np.array([(44, 86, 74), (92, 196, 150)], float)
@@ -113,37 +114,38 @@ def measure_baselines(config: SnakeConfig) -> dict[str, float]:
 
 
 def record_game(params: Params, config: SnakeConfig) -> np.ndarray:
-    """The cells of one greedy game, step by step, [steps + 1, T, F]."""
-    env = SnakeEnv(config)
-    act = act_by_policy(params, config, greedy=True)
+    """The cells of one greedy game, [frames, T, F]; of a long one not every move."""
+    env, act = SnakeEnv(config), act_by_policy(params, config, greedy=True)
+    key = jax.random.PRNGKey(0)
 
-    def advance(carry: tuple[EnvState, Observation, Array], key: Array) -> tuple[Any, Any]:
-        state, observation, ended = carry
-        batch = jax.tree.map(lambda x: x[None], observation)
-        state, step = env.step(state, act(key, batch)[0])
-        carry = (state, step.observation, ended | step.terminated | step.truncated)
-        return carry, (step.final_observation.cells, ended)
+    def move(now: _Position) -> _Position:
+        batch = jax.tree.map(lambda x: x[None], now[1])
+        state, step = env.step(now[0], act(key, batch)[0])
+        ended = step.terminated | step.truncated
+        return state, step.observation, step.final_observation.cells, ended
 
     @jax.jit
-    def play(key: Array) -> tuple[Array, Array, Array]:
-        state, observation = env.reset(key)
-        keys = jax.random.split(key, config.time_limit)
-        start = (state, observation, jnp.zeros((), bool))
-        _, (cells, after) = jax.lax.scan(advance, start, keys)
-        return observation.cells, cells, after
+    def play(now: _Position, last: Array) -> _Position:
+        return jax.lax.while_loop(lambda now: ~now[3] & (now[0].length < last), move, now)
 
-    first, cells, after = (np.asarray(x) for x in play(jax.random.PRNGKey(0)))
-    return np.concatenate([first[None], cells[~after]])
+    state, observation = jax.jit(env.reset)(key)
+    now = (state, observation, observation.cells, jnp.zeros((), bool))
+    cells, stride = [np.asarray(observation.cells)], 1
+    while not now[3]:
+        if len(cells) > _MAX_FRAMES:  # of a long game every second move, or fourth, or eighth
+            cells, stride = cells[::2], 2 * stride
+        now = play(now, now[0].length + stride)
+        cells.append(np.asarray(now[2]))
+    return np.stack(cells)
 
 
 def draw_game(cells: np.ndarray, config: SnakeConfig, path: Path) -> None:
     """Write a game, [frames, T, F] from `record_game`, as an animated GIF."""
     from PIL import Image
 
-    stride = -(-len(cells) // _MAX_FRAMES)
-    shown = [*cells[:-1:stride], *[cells[-1]] * 8]  # pause on the last frame
-    frames = [Image.fromarray(draw_board(frame, config)) for frame in shown]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
+    shown = [*cells, *[cells[-1]] * 7]  # pause on the last frame
+    frames = (Image.fromarray(draw_board(frame, config)) for frame in shown)
+    next(frames).save(path, save_all=True, append_images=frames, duration=80, loop=0)
 
 
 def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
@@ -156,8 +158,10 @@ def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
     colors[fruit > 0] = np.where(body[fruit > 0][:, None] > 0, colors[fruit > 0], _FRUIT)
     colors[head > 0] = _HEAD
     board = colors.reshape(config.height, config.width, 3).astype(np.uint8)
-    large = board.repeat(_PIXELS, 0).repeat(_PIXELS, 1)
-    large[::_PIXELS] = large[:, ::_PIXELS] = _BOARD  # a line between cells
+    pixels = max(1, min(_PIXELS, _MAX_SIDE // max(config.width, config.height)))
+    large = board.repeat(pixels, 0).repeat(pixels, 1)
+    if pixels > 2:
+        large[::pixels] = large[:, ::pixels] = _BOARD  # a line between cells
     return large
 
 
