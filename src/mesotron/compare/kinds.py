@@ -84,6 +84,8 @@ class Kind(ABC):
     before: ClassVar[str] = "before training"  # what the scores at the start are
     problems_setting: ClassVar[str]  # the setting for the number of problems
     always: ClassVar[Sequence[str]]  # settings of every run
+    contested: ClassVar[Sequence[str]]  # settings that a contender has its own of
+    placed: ClassVar[Sequence[str]] = ("seed", "out", "resume")  # and a run
     usual: ClassVar[Sequence[str]]  # default optimizers
     optims: ClassVar[dict[str, dict[str, Any]]]  # description and settings of the optimizers
 
@@ -98,6 +100,13 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
+
+    def refuse_overridden(self, changes: Sequence[str]) -> None:
+        for name in (read_setting(self.config_type, one)[0] for one in changes):
+            if name in self.contested:
+                raise ValueError(f"--set {name} is each contender's own: see --optims and --rates")
+            if name in self.placed:
+                raise ValueError(f"--set {name} is each run's own: see --seed, --seeds and --out")
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         if objectives:
@@ -165,17 +174,7 @@ class Language(Kind, name="rlvr"):
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         self.recipe = recipe
-        named = {text.partition("=")[0].strip().replace("-", "_") for text in changes}
-        fixed = {
-            "optim",
-            *(f"optim.{field}" for field in self.own if field not in ("scale", "aux_lr")),
-        }
-        if theirs := named & fixed:
-            raise ValueError(
-                f"--set {theirs.pop()}: contenders differ in it, name them by --optims"
-            )
-        if theirs := named & {"seed", "out", "resume"}:
-            raise ValueError(f"--set {theirs.pop()} is each run's own: see --seed and --out")
+        self.refuse_overridden(changes)
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
@@ -276,9 +275,8 @@ class Games(Kind, name="ppo"):
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         self.recipe = recipe
+        self.refuse_overridden(changes)
         self.config: SnakeConfig = change(SnakeConfig(gif=False), changes)
-        if self.config.num_seeds > 1 or self.config.sweep:
-            raise ValueError("a cell is one run: remove num_seeds and sweep from --set")
         self.base_rate = self.config.lr
 
     def settings(
@@ -317,6 +315,7 @@ class Robots(Kind, name="vla"):
         from mesotron.vla.demos import is_lerobot
 
         self.recipe = recipe
+        self.refuse_overridden(changes)
         # The rules are the contenders', but a strength of Pion is only valid beside Pion.
         strength = any(one.startswith(("optim.promote", "optim.cutoff")) for one in changes)
         pion = ("optim.action=pion",) if strength else ()
