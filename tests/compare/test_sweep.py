@@ -143,6 +143,12 @@ def test_a_sweep_stops_after_several_crashes(folder, monkeypatch, capsys):
     assert "RuntimeError: out of memory" in capsys.readouterr().err
 
 
+def test_a_mistyped_metric_ends_a_sweep_after_one_trial(folder, capsys):
+    assert run_sweep(folder, 20, *NARROW, "--workers", "1", "--metric", "train/rewrd") == 2
+    assert "reward" in capsys.readouterr().err
+    assert len(list(folder.glob("trials/trial-????"))) == 1
+
+
 TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "
 
 
@@ -183,7 +189,8 @@ def test_score_from_rows_or_result(tmp_path):
     assert read_score(run.path, "eval/greedy_fruit", ["ppo", "snake"]) == 7.5
     assert read_score(run.path, None, ["train"]) == 0.4
     assert read_score(run.path, None, ["ppo", "snake"]) == 7.5
-    assert read_score(run.path, "no/such", ["train"]) is None
+    with pytest.raises(LookupError, match="reward"):
+        read_score(run.path, "rewrd", ["train"])
     assert read_score(run.path, "train/loss", ["train"]) is None  # Optuna would not count it
 
 

@@ -28,6 +28,7 @@ from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
 from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
 from mesotron.config import SnakeConfig, SweepConfig, TrainConfig, VlaTrainConfig, WatchSettings
+from mesotron.config.base import suggest
 from mesotron.config.flags import read_setting
 from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line, spell_time
@@ -118,7 +119,8 @@ def process_command(arguments: Sequence[str]) -> list[str]:
 
 
 def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
-    """The score of a finished run; None if it is unfinished or has no finite one."""
+    """The score of a finished run; None if it is unfinished or its score is not finite, LookupError
+    if it has no such metric."""
     if not (run / "config.json").is_file():
         return None
     folder = RunFolder(run)
@@ -135,8 +137,11 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     value: Any = folder.result
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number else None
+    if not isinstance(value, int | float):
+        known = {*folder.result, *(name for row in folder.rows("metrics") for name in row)}
+        hint = suggest(".".join(path), known) or f": it has {', '.join(sorted(known))}"
+        raise LookupError(f"{run} has no metric {metric or '.'.join(path)}{hint}")
+    return float(value) if math.isfinite(value) else None
 
 
 @dataclass
@@ -251,7 +256,7 @@ class Sweep:
         on_cpu = any("device=cpu" in argument for argument in space.command)
         self.pool = make_pool(config, not on_cpu)
         self.trials: dict[str, Trial] = {}
-        self.crashes = 0
+        self.crashes, self.has_score = 0, False
 
     def run(self) -> None:
         try:
@@ -290,7 +295,10 @@ class Sweep:
         if self.config.prune and trial.dead is None:
             trial.look()
         why = trial.dead
-        score = read_score(trial.run, self.study.metric, self.space.command)
+        try:
+            score, missing = read_score(trial.run, self.study.metric, self.space.command), ""
+        except LookupError as error:
+            score, missing = None, str(error)
         if score is None and why is None and is_not_finite(job.failure):
             why = job.failure
         varied = [one.name for one in self.space.dimensions if one.varies]
@@ -302,16 +310,19 @@ class Sweep:
             self.say(f"{label}: pruned, {why} ({took})")
         elif score is not None:
             self.study.complete(trial, score)
+            self.has_score = True
             self.say(f"{label}: {score:.4g} ({took})")
         elif stopping:
             trial.claim.close()  # leaves it to the next worker
         else:
-            failure = job.failure
-            if job.process.returncode == 0:
+            failure = missing or job.failure
+            if job.process.returncode == 0 and not missing:
                 failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
             self.study.end_without_score(trial, "FAIL", failure)
             self.say(f"{label}: failed, {failure}")
             self.crashes += 1
+            if missing and not self.has_score:  # mistyped, so no trial will have it
+                raise ValueError(missing)
             if self.crashes >= MAX_CRASHES:
                 last = f"the last with: {failure}; see {job.log}"
                 raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
