@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mesotron import cli
 from mesotron.config import (
     DemosConfig,
     PartsOptimConfig,
@@ -149,6 +150,18 @@ def test_evaluation_of_a_run(reference, capsys, tmp_path):
     saved = load_policy(reference)
     saved = saved._replace(world=replace(saved.world, tasks=("red-cube",)))
     assert choose_world(saved, "blocks") == choose_world(saved, None) == saved.world
+
+
+def test_perturbed_images_need_a_camera(config, tmp_path, capsys):
+    world = WorldConfig(name="blocks_state")
+    write_demos(
+        DemosConfig(world=world, out=tmp_path / "d", episodes=2, starts=2, workers=1), log=None
+    )
+    session.train(replace(config, demos=tmp_path / "d", steps=1, batch=4))
+    words = ["vla", "eval", str(config.out), "--workers", "1", "--episodes", "1", "--device", "cpu"]
+    assert cli.main([*words, "--perturb", "wording", "light"]) == 2
+    assert "--perturb light" in capsys.readouterr().err
+    assert cli.main([*words, "--perturb", "wording"]) == 0
 
 
 def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch, capsys):
