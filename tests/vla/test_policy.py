@@ -394,3 +394,18 @@ def test_pretrained_towers(towers, options, tmp_path):
     own = tmp_path / "c" / "vision_tower" / "preprocessor_config.json"  # not the tower's folder
     own.write_text(own.read_text().replace("0.4", "0.3"))
     assert checkpoint.load_policy(tmp_path / "c").policy.vision.mean == (0.3, 0.3, 0.3)
+
+
+def test_a_language_tower_of_an_image_text_model_is_loaded_from_a_checkpoint(tmp_path):
+    from transformers import SiglipConfig, SiglipModel
+
+    _, tokenizer = load_model(ModelConfig(name="tiny"))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32}
+    text = {**sizes, "vocab_size": len(tokenizer), "projection_size": 16}
+    image = {**sizes, "image_size": 16, "patch_size": 8}
+    SiglipModel(SiglipConfig(text_config=text, vision_config=image)).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    policy = make_policy(replace(CI, language_tower=str(tmp_path / "m"))).eval()
+    saved = save_and_load(policy, tmp_path / "c")
+    assert torch.equal(saved.policy.act(make_inputs(policy)), policy.act(make_inputs(policy)))

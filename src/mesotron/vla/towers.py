@@ -52,15 +52,16 @@ class VisionTower(nn.Module):
         return ImageTokens(X.reshape(B, -1, X.shape[-1]), None)
 
     def save_description(self, folder: Path) -> None:  # without the weights
-        _base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
+        self.tower.config.save_pretrained(folder / VISION_FOLDER)
         pixels = {"image_mean": list(self.mean), "image_std": list(self.std)}
         (folder / VISION_FOLDER / PREPROCESSOR).write_text(json.dumps(pixels))
 
 
 class LanguageTower(nn.Module):
-    def __init__(self, tower: Any, tokenizer: Any, width: int) -> None:
+    def __init__(self, tower: Any, tokenizer: Any, width: int, whole: Any) -> None:
         super().__init__()
-        self.tower, self.tokenizer = tower, tokenizer
+        # `whole` is the config of the model that has the tower: AutoModel knows few text towers.
+        self.tower, self.tokenizer, self.whole = tower, tokenizer, whole
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         self.project = nn.Linear(_width(tower.config), width)
@@ -77,7 +78,7 @@ class LanguageTower(nn.Module):
         return TextTokens(self.project(output.last_hidden_state), mask)
 
     def save_description(self, folder: Path) -> None:
-        _base_model(self.tower).config.save_pretrained(folder / LANGUAGE_FOLDER)
+        self.whole.save_pretrained(folder / LANGUAGE_FOLDER)
         self.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
 
 
@@ -106,12 +107,11 @@ def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | Non
 
     assert config.language_tower is not None
     place = config.language_tower if checkpoint is None else str(checkpoint / LANGUAGE_FOLDER)
-    tower = _load_model(place, checkpoint)
-    if tower.config.is_encoder_decoder:
-        tower = tower.get_encoder()
+    model = _load_model(place, checkpoint)
+    tower = model.get_encoder() if model.config.is_encoder_decoder else model
     tower = getattr(tower, "text_model", tower)
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    return LanguageTower(_freeze_or_adapt(tower, config), tokenizer, width)
+    return LanguageTower(_freeze_or_adapt(tower, config), tokenizer, width, model.config)
 
 
 def _load_model(place: str, checkpoint: Path | None) -> Any:
@@ -146,7 +146,3 @@ def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
 def _width(config: Any) -> int:
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     return int(width or config.hidden_sizes[-1])  # convolutional models have one per stage
-
-
-def _base_model(tower: Any) -> Any:
-    return tower.get_base_model() if type(tower).__name__ == "PeftModel" else tower
