@@ -14,7 +14,7 @@ from mesotron.config import TaskConfig
 from mesotron.config.base import suggest
 from mesotron.config.train import data_name
 from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER
-from mesotron.rlvr.tasks.problem import Problem, digest, hold_out
+from mesotron.rlvr.tasks.problem import Problem, digest, hold_out, log
 from mesotron.rlvr.tasks.table import Row, read_splits
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
@@ -41,7 +41,7 @@ class Source:
     def describe(self) -> str:
         golds = [problem.gold for problem in self.train]
         kind = "none" if self.gold is None else self.gold
-        if self.gold is not None and golds[0] is None:
+        if self.gold is not None and set(golds) == {None}:
             kind = f"{self.gold} (text for the reward only: no short answer to check)"
         others = [name for name in self.names if name not in (self.prompt, self.gold)]
         more = f", other columns: {', '.join(others)}" if others else ""
@@ -69,6 +69,7 @@ def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Sou
             ranked = sorted(rows, key=lambda problem: digest(problem.question, config.seed))
             rows = [ranked[i % len(rows)] for i in range(round(sum(sizes) * share)) if rows]
         train += rows
+        test = [one for one in test if one.gold is not None] or test  # else counted as wrong
         held_out += sorted(test, key=lambda p: digest(p.question, config.seed))[:count]
     return train, held_out, sources
 
@@ -111,9 +112,18 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     made = make(train, "train")
     tested = None if test is None else make(test, "test")
     # Texts to compare with are for the reward: no answer in them can be checked.
-    if any(one.gold is None or not is_checkable(one.gold) for one in (*made, *(tested or ()))):
-        made = [replace(one, gold=None) for one in made]
-        tested = None if tested is None else [replace(one, gold=None) for one in tested]
+    every = [*zip(train, made), *zip(test or (), tested or ())]
+    prose = [row.place for row, one in every if not is_checkable(one.gold)]
+    mixed = 2 * len(prose) < len(every)  # answers, among them a few texts
+    if prose and mixed:
+        message = "%s: no gold that can be checked, as in %d of %d rows: your own reward sees them"
+        log.warning(message, prose[0], len(prose), len(every))
+
+    def drop_texts(problems: Sequence[Problem]) -> list[Problem]:
+        keeps = [mixed and is_checkable(one.gold) for one in problems]
+        return [one if keep else replace(one, gold=None) for one, keep in zip(problems, keeps)]
+
+    made, tested = drop_texts(made), None if tested is None else drop_texts(tested)
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
     return Source(path, prompt, shown, names, made, tested)
@@ -164,8 +174,8 @@ def read_gold(text: str) -> tuple[str, str | None]:
     return text, None if is_checkable(text) else text
 
 
-def is_checkable(gold: str) -> bool:
-    return len(gold) <= MAX_ANSWER and "\n" not in gold
+def is_checkable(gold: str | None) -> bool:
+    return gold is not None and len(gold) <= MAX_ANSWER and "\n" not in gold
 
 
 def read_messages(value: list[Any], place: str) -> tuple[list[Message], str | None]:
