@@ -1,5 +1,6 @@
 """Demonstrations: recording, shards, continuing an interrupted run, refusals."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -27,6 +28,8 @@ from mesotron.vla.worlds import build_world
 CONFIG = DemosConfig(
     episodes=4, starts=6, workers=1, world=WorldConfig(name="object10", pixels=16, wrist=True)
 )
+
+QUICK = ["--steps", "1", "--episodes", "0", "--policy.size", "ci", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +213,57 @@ def test_a_shard_that_is_no_archive_of_arrays_is_named(folder, tmp_path):
     for name in ("a.npz", "b.npz"):
         with pytest.raises(ValueError, match=re.escape(name)):
             demos_module.read_shard(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_shards": 10**15}, {"num_shards": "2"}, {"num_shards": -1}, {"num_shards": 0},
+     {"cameras": ["rear"]}, {"cameras": 3}, {"world": None}, {"world": {"name": 3}}],
+    ids=str,
+)  # fmt: skip
+def test_damaged_manifests_are_one_sentence(folder, tmp_path, change, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "demos")
+    manifest = json.loads((folder / "demos.json").read_text()) | change
+    (tmp_path / "demos" / "demos.json").write_text(json.dumps(manifest))
+    assert cli.main(["vla", "train", str(tmp_path / "demos"), *QUICK]) == 2
+    assert "demos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"action": None}, {"start": np.array([10**9])}, {"task_index": np.array([99])},
+     {"state": np.array(["x"])}, {"action": np.array([[np.nan] * 4])}, {"tasks": np.array(7)},
+     {"images": np.zeros((1, 2), np.uint8)}, {"episode_index": np.array([10**15])}],
+    ids=str,
+)  # fmt: skip
+def test_damaged_shards_are_one_sentence(folder, tmp_path, change, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "demos")
+    names = {"state": "observation.state", "images": "observation.images.front"}
+    arrays = demos_module.read_shard(shard_path(folder, 0))
+    for name, value in change.items():
+        key = names.get(name, name)
+        if value is None:
+            del arrays[key]
+        else:  # in every row, so that lengths agree
+            arrays[key] = value.repeat(len(arrays[key]), 0) if value.ndim else value
+    demos_module.write_shard(shard_path(tmp_path / "demos", 0), arrays)
+    assert cli.main(["vla", "train", str(tmp_path / "demos"), *QUICK]) == 2
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_shards_with_damaged_bytes_are_one_sentence(folder, tmp_path):
+    whole = shard_path(folder, 0).read_bytes()
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.npz"
+    for _ in range(60):
+        data = bytearray(whole[: rng.integers(1, len(whole))] if rng.random() < 0.2 else whole)
+        for place in rng.integers(0, len(data), 20):
+            data[place] = rng.integers(256)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a\.npz"):
+            demos_module.read_shard(path)
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"b\.npy"):
+        demos_module.read_shard(tmp_path / "b.npy")

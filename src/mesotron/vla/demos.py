@@ -10,12 +10,12 @@ the difference between 8 % and 98 % success in our prototype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -33,6 +33,7 @@ MANIFEST = "demos.json"
 FORMAT = "mesotron demonstrations 1"
 SPEC_FIELDS = ("seed", "task", "swap", "scatter")
 SHARD_ACTIONS = 600  # per shard, about half a second of simulation
+MAX_SHARDS = 1_000_000
 MIN_SUCCESS = 0.9
 
 Arrays = dict[str, np.ndarray]
@@ -50,23 +51,35 @@ def run(config: DemosConfig) -> int:
     if config.lerobot is not None:
         from mesotron.vla.lerobot import export_lerobot
 
-        dropped = export_lerobot(load_shards(config.out), config.lerobot)
+        dropped = export_lerobot(load_demos(config.out), config.lerobot)
         print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
     return 0
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
     """Load a folder of `mesotron vla demos`, or a LeRobotDataset with images shrunk to `pixels`."""
-    if not is_lerobot(path):
-        return load_shards(path)
-    require("lerobot", what=f"{path}, a LeRobotDataset,")
-    from mesotron.vla.lerobot import DAMAGED, load_lerobot
+    load = load_shards
+    if is_lerobot(path):
+        require("lerobot", what=f"{path}, a LeRobotDataset,")
+        from mesotron.vla.lerobot import load_lerobot
 
+        load = partial(load_lerobot, pixels=pixels)
+    with naming_damage(path):
+        demos = load(path)
+        demos.check()
+    return demos
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """One sentence for whatever zip, NumPy, Arrow, Pillow or PyAV raise for damaged files."""
     try:
-        return load_lerobot(path, pixels)
-    except DAMAGED as error:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise  # a sentence already
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is damaged ({reason}): download it again") from error
+        raise ValueError(f"{path} is damaged ({reason}): make or download it again") from error
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -77,7 +90,7 @@ def make_demos(config: DemosConfig, log: Log = print) -> Demos:
     """Make the missing demonstrations and load all of them; a ValueError if the folder holds other
     data, or the expert fails in over 10 % of the episodes."""
     write_demos(config, log)
-    return load_shards(config.out)
+    return load_demos(config.out)
 
 
 def write_demos(config: DemosConfig, log: Log = print) -> None:
@@ -106,8 +119,9 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
         names = [f"{w.name} ({', '.join(w.tasks) or 'all tasks'})" for w in (source, world)]
         raise ValueError(f"--render {config.render} is from {names[0]}, not {names[1]}")
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
-    facts = {key: manifest[key] for key in kept} | {"cameras": list(build_world(world).cameras)}
-    _open_folder(config.out, world, False, facts)
+    with naming_damage(config.render / MANIFEST):
+        facts = {key: manifest[key] for key in kept}
+    _open_folder(config.out, world, False, facts | {"cameras": list(build_world(world).cameras)})
     jobs = [(shard_path(config.render, k), world) for k in range(manifest["num_shards"])]
     _write_shards("mesotron.vla.demos:render_shard", jobs, config, log)
 
@@ -159,10 +173,11 @@ def _write_shards(
             raise KeyboardInterrupt("run the same command again to continue") from None
     failed = observations = kept = 0
     for path in paths:
-        shard = read_shard(path, ("failed", "start", "episode_index"))
-        failed += int(shard["failed"])
-        observations += len(shard.get("start", ()))
-        kept += len(np.unique(shard.get("episode_index", ())))
+        with naming_damage(path):
+            shard = read_shard(path, ("failed", "start", "episode_index"))
+            failed += int(shard["failed"])
+            observations += len(shard.get("start", ()))
+            kept += len(np.unique(shard.get("episode_index", ())))
     if log is not None:
         counts = f"{observations:,} frames from {kept:,} demonstrations"
         log(f"{config.out}: {counts}; {failed} failed and were dropped")
@@ -259,20 +274,21 @@ def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: in
 
 def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     """Render the observations of a compact shard; returns their number."""
-    arrays = read_shard(source)
-    if not len(arrays["action"]):
-        write_shard(path, arrays)
-        return 0
-    simulator = _cached_world(world)
-    observations, scene = [], None
-    specs = zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True)
-    for spec, qpos in zip(specs, arrays["qpos"], strict=True):
-        if spec != scene:
-            simulator.reset(*spec[:3])
-            scene = spec
-        observations.append(simulator.show(qpos))
-    for camera in simulator.cameras:
-        arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
+    with naming_damage(source):
+        arrays = read_shard(source)
+        if not len(arrays["action"]):
+            write_shard(path, arrays)
+            return 0
+        simulator = _cached_world(world)
+        observations, scene = [], None
+        specs = zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True)
+        for spec, qpos in zip(specs, arrays["qpos"], strict=True):
+            if spec != scene:
+                simulator.reset(*spec[:3])
+                scene = spec
+            observations.append(simulator.show(qpos))
+        for camera in simulator.cameras:
+            arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
     write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *SPEC_FIELDS)})
     return len(observations)
 
@@ -321,11 +337,8 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path, keys: Sequence[str] | None = None) -> Arrays:
-    try:
-        with path.open("rb") as handle, np.load(handle) as file:
-            return {key: file[key] for key in file.files if keys is None or key in keys}
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}; remove it and make it again") from error
+    with naming_damage(path), path.open("rb") as handle, np.load(handle) as file:
+        return {key: file[key] for key in file.files if keys is None or key in keys}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -335,7 +348,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, not {FORMAT!r}")
-    return {"every": 1} | manifest  # missing in older ones
+    count = manifest.get("num_shards", 0)
+    if type(count) is not int or not 0 <= count <= MAX_SHARDS:
+        raise ValueError(f"{path} is damaged: it has num_shards {count!r:.40}")
+    return {"every": 1, "compact": False, "world": None} | manifest  # older ones lack the first
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:

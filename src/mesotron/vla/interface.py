@@ -123,6 +123,20 @@ class Demos:
     def __len__(self) -> int:
         return len(self.start)
 
+    def check(self) -> None:
+        """Refuse arrays that do not fit each other: they may come from damaged files."""
+        where = [] if self.where is None else [self.where]
+        of_frames = (self.start, self.state, self.task_index, *self.images.values(), *where)
+        of_actions = (self.action, self.episode_index, self.frame_index)
+        fits = [len({*map(len, arrays)}) == 1 for arrays in (of_frames, of_actions)]
+        sizes = {"start": len(self.action), "task_index": len(self.tasks), "episode_index": 10**8}
+        for index, size in ((getattr(self, name), size) for name, size in sizes.items()):
+            fits.append(index.dtype.kind in "iu" and 0 <= index.min() <= index.max() < size)
+        fits += [x.ndim == 2 and np.isfinite(x).all() for x in (self.state, self.action, *where)]
+        fits += [x.dtype == np.uint8 and x.shape[3:] == (3,) for x in self.images.values()]
+        if not all(fits):
+            raise ValueError("its arrays do not fit each other, or hold NaN or infinity")
+
     def chunks(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The next K = `size` actions from the observations `rows`, int (B,), on."""
         first = self.start[rows][:, None]
