@@ -309,7 +309,6 @@ class Robots(Kind, name="vla"):
     """`mesotron vla train`; a score is the success of a seeded episode."""
 
     config_type = VlaTrainConfig
-    parts = ("vision", "language", "fusion", "action")
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         from mesotron.vla.demos import is_lerobot
@@ -328,7 +327,7 @@ class Robots(Kind, name="vla"):
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
     ) -> VlaTrainConfig:
         rule = {"pion_action": "muon", "lowrank": "low_rank"}.get(contender.optim, contender.optim)
-        rules: dict[str, Any] = dict.fromkeys(self.parts, rule)
+        rules: dict[str, Any] = {name.removeprefix("optim."): rule for name in self.contested}
         if contender.optim == "pion_action":
             rules["action"] = "pion"
         if "pion" not in rules.values():

@@ -119,8 +119,7 @@ def process_command(arguments: Sequence[str]) -> list[str]:
 
 
 def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
-    """The score of a finished run; None if it is unfinished or its score is not finite, LookupError
-    if it has no such metric."""
+    """The score of a finished run; None if unfinished or not finite, LookupError if it has none."""
     if not (run / "config.json").is_file():
         return None
     folder = RunFolder(run)
@@ -139,8 +138,8 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
         value = value.get(name) if isinstance(value, dict) else None
     if not isinstance(value, int | float):
         known = {*folder.result, *(name for row in folder.rows("metrics") for name in row)}
-        hint = suggest(".".join(path), known) or f": it has {', '.join(sorted(known))}"
-        raise LookupError(f"{run} has no metric {metric or '.'.join(path)}{hint}")
+        name = metric or ".".join(path)
+        raise LookupError(f"{run} has no metric {name}{suggest(name, known)}: see --metric")
     return float(value) if math.isfinite(value) else None
 
 

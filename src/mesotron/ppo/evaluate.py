@@ -17,7 +17,6 @@ from mesotron.ppo.env import EnvState, Observation, SnakeEnv
 from mesotron.ppo.policy import Params, apply_policy, mask_logits
 
 Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
-_Position = tuple[EnvState, Observation, Array, Array]  # and the cells before a reset, and the end
 
 _BASELINE_GAMES = 512
 _PIXELS, _MAX_SIDE = 24, 480  # of a cell, and of a picture
@@ -118,18 +117,17 @@ def record_game(params: Params, config: SnakeConfig) -> np.ndarray:
     env, act = SnakeEnv(config), act_by_policy(params, config, greedy=True)
     key = jax.random.PRNGKey(0)
 
-    def move(now: _Position) -> _Position:
+    def move(now: Any) -> Any:
         batch = jax.tree.map(lambda x: x[None], now[1])
-        state, step = env.step(now[0], act(key, batch)[0])
-        ended = step.terminated | step.truncated
-        return state, step.observation, step.final_observation.cells, ended
+        state, new = env.step(now[0], act(key, batch)[0])
+        return state, new.observation, new.final_observation.cells, new.terminated | new.truncated
 
     @jax.jit
-    def play(now: _Position, last: Array) -> _Position:
+    def play(now: Any, last: Array) -> Any:
         return jax.lax.while_loop(lambda now: ~now[3] & (now[0].length < last), move, now)
 
     state, observation = jax.jit(env.reset)(key)
-    now = (state, observation, observation.cells, jnp.zeros((), bool))
+    now: Any = (state, observation, observation.cells, jnp.zeros((), bool))
     cells, stride = [np.asarray(observation.cells)], 1
     while not now[3]:
         if len(cells) > _MAX_FRAMES:  # of a long game every second move, or fourth, or eighth

@@ -38,10 +38,8 @@ class Runs(NamedTuple):
 def read_runs(config: SnakeConfig) -> Runs:
     """Every combination of `config.sweep` and `config.num_seeds`."""
     axes = dict(_read_axis(item) for item in config.sweep)
-    is_adam = config.rule == "adam"
-    for name in axes.keys() & ({"muon_lr", "aux_adam_lr"} if is_adam else {"lr"}):
-        instead = "sweep lr or give --optim muon" if is_adam else "sweep muon_lr or aux_adam_lr"
-        raise ValueError(f"--sweep {name} has no effect with the rule {config.rule}: {instead}")
+    for name in axes.keys() & ({"muon_lr", "aux_adam_lr"} if config.rule == "adam" else {"lr"}):
+        raise ValueError(f"--sweep {name} has no effect on {config.rule}: choose another --optim")
     seeds = [config.seed + k for k in range(config.num_seeds)]
     combinations = [dict(zip(axes, values)) for values in product(*axes.values())]
     for values in combinations:

@@ -79,18 +79,11 @@ class Layer(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = Mlp(width, size.mlp * width)
 
-    def forward(
-        self,
-        X: Tensor,
-        bias: Tensor | None = None,
-        context: Tensor | None = None,
-        context_bias: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, X: Tensor, bias: Tensor | None, *context: Tensor | None) -> Tensor:
         Y = self.norm_self(X)
         X = X + self.attention(Y, Y, bias)
         if self.cross is not None and self.norm_cross is not None:
-            assert context is not None
-            X = X + self.cross(self.norm_cross(X), context, context_bias)
+            X = X + self.cross(self.norm_cross(X), *context)  # and its bias
         return X + self.mlp(self.norm_mlp(X))
 
 

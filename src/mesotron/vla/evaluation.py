@@ -34,10 +34,9 @@ def run(config: VlaEvalConfig) -> int:
     device = choose_device(config.device, config.threads)
     saved = load_policy(config.run, device)
     chunk = saved.policy.config.chunk
-    of_images = {*config.perturb} & {"camera", "light", "noise"}
-    if of_images and not saved.policy.body.cameras:
-        name = of_images.pop()
-        raise ValueError(f"--perturb {name}: the policy has no camera, use position or wording")
+    unseen = {"camera", "light", "noise"}.intersection(config.perturb)
+    if unseen and not saved.policy.body.cameras:
+        raise ValueError(f"--perturb {unseen.pop()} needs a policy with cameras: use wording")
     results = measure(
         make_act(saved.policy, device),
         choose_world(saved, config.world, config.trust),

@@ -213,9 +213,7 @@ class Action(nn.Module):
     def forward(self, context: Context, noisy: Tensor | None, time: Tensor | None) -> Tensor:
         """[B, K, A]; `noisy` [B, K, A] and `time` [B] for a head with noise."""
         X = self.queries + context.state[:, None]
-        if self.noisy is not None and self.time is not None:
-            assert noisy is not None
-            assert time is not None
+        if self.noisy and self.time and noisy is not None and time is not None:
             low, high = math.log10(4e-3), math.log10(4.0)
             periods = torch.logspace(low, high, X.shape[-1] // 2, device=time.device)
             angles = 2 * math.pi * time[:, None] / periods
@@ -268,10 +266,7 @@ class Policy(nn.Module):
             self.vision.fit(demos.images)
 
     def context(self, inputs: Inputs) -> Context:
-        image = None
-        if self.vision is not None:
-            assert inputs.images is not None
-            image = self.vision(inputs.images)
+        image = None if self.vision is None else self.vision(inputs.images)
         tokens, mask = self.language(inputs.text_ids)
         text = TextTokens(tokens[inputs.text_index], mask[inputs.text_index])
         return self.fusion(image, text, self.units["state"](inputs.state))
@@ -305,9 +300,8 @@ class Policy(nn.Module):
         )
 
 
-def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool = False) -> Act:
+def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
     """The policy as a function of B observations to actions (B, K, A), in the units of its data."""
-    device = torch.device(device)
     cameras = policy.body.cameras
 
     def act(observations: list[Observation]) -> np.ndarray:
@@ -328,8 +322,6 @@ def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool 
             policy.language.encode(distinct).to(device),
             torch.tensor([distinct.index(text) for text in texts], device=device),
         )
-        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            actions = policy.act(inputs)
-        return actions.float().cpu().numpy()
+        return policy.act(inputs).float().cpu().numpy()
 
     return act

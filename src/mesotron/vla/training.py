@@ -20,25 +20,18 @@ from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
-    """A policy in training; trainers on the same demonstrations can share their `frames`."""
+    """A policy in training."""
 
-    def __init__(
-        self,
-        config: VlaTrainConfig,
-        demos: Demos,
-        device: torch.device,
-        frames: Frames | None = None,
-    ) -> None:
+    def __init__(self, config: VlaTrainConfig, demos: Demos, device: torch.device) -> None:
         self.config, self.device = config, device
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
         self.policy.fit(demos)
         self.optimizer = build_optimizer(self.policy, config.optim)
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        encode = self.policy.language.encode
-        self.frames = frames or Frames(demos, config.policy.chunk, encode, device)
+        self.frames = Frames(demos, config.policy.chunk, self.policy.language.encode, device)
         self.order = RowOrder(len(self.frames), config.seed)
-        self._probe = GradientProbe(self.policy) if config.probe_every else None
+        self._probe = GradientProbe(self.policy)
         self._bfloat16 = uses_bfloat16(config.dtype, device)
         self._losses: Any = self.policy.losses
         if config.compile:
@@ -132,8 +125,6 @@ class Trainer:
 
     def probe(self) -> dict[str, float]:
         """Gradient metrics at the current weights, on the next step's rows."""
-        if self._probe is None:
-            return {}
         rows = self.order.rows(self._step, self.config.batch)
         kept = [p.grad for p in self.policy.parameters()]
         metrics = self._probe.measure(

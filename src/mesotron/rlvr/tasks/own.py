@@ -116,14 +116,11 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     prose = [row.place for row, one in every if not is_checkable(one.gold)]
     mixed = 2 * len(prose) < len(every)  # answers, among them a few texts
     if prose and mixed:
-        message = "%s: no gold that can be checked, as in %d of %d rows: your own reward sees them"
-        log.warning(message, prose[0], len(prose), len(every))
-
-    def drop_texts(problems: Sequence[Problem]) -> list[Problem]:
-        keeps = [mixed and is_checkable(one.gold) for one in problems]
-        return [one if keep else replace(one, gold=None) for one, keep in zip(problems, keeps)]
-
-    made, tested = drop_texts(made), None if tested is None else drop_texts(tested)
+        log.warning("%s has no gold to check, as %d of %d rows", prose[0], len(prose), len(every))
+    for problems in (made, tested or []):
+        for k, one in enumerate(problems):
+            if not (mixed and is_checkable(one.gold)):
+                problems[k] = replace(one, gold=None)
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
     return Source(path, prompt, shown, names, made, tested)
