@@ -84,12 +84,15 @@ class Bench:
     def play(self, trainer: Any, cell: Cell) -> Cell:
         """Success on validation scenes, on test scenes (half as many at the small budget), and for
         one seed of the others when told something else."""
+        import torch
+
         from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
         from mesotron.vla.policy import make_act
         from mesotron.vla.rollout import evaluate
 
         given = self.given
-        act = make_act(trainer.policy, given.device, bfloat16=given.device == "cuda")
+        narrow = torch.autocast(given.device, torch.bfloat16, enabled=given.device == "cuda")
+        act = narrow(make_act(trainer.policy, given.device))
 
         def success(first: int, count: int, wrong: bool = False) -> float:
             seeds = range(first, first + count)

@@ -195,6 +195,8 @@ def try_rates(bench: Bench, steps: int) -> dict[str, Any]:
 
 def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     """Muon's success on validation scenes after so many steps, by all cores."""
+    import torch
+
     from mesotron.vla.interface import VALIDATION_SEED
     from mesotron.vla.policy import make_act
     from mesotron.vla.rollout import evaluate
@@ -205,7 +207,8 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     trainer = bench.make_trainer(cell)
     loss = bench.train(trainer, cell)["loss"]
     trained = time.time() - start
-    act = make_act(trainer.policy, given.device, bfloat16=given.device == "cuda")
+    narrow = torch.autocast(given.device, torch.bfloat16, enabled=given.device == "cuda")
+    act = narrow(make_act(trainer.policy, given.device))
     seeds = range(VALIDATION_SEED, VALIDATION_SEED + given.validation)
     world = bench.demos.world
     assert world is not None

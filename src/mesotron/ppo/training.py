@@ -211,13 +211,9 @@ def next_chunk(config: SnakeConfig, done: int) -> int:
 
 
 def write_chunk(
-    session: Session,
-    metrics: dict[str, np.ndarray],
-    done: int,
-    count: int,
-    start: float,
+    session: Session, metrics: dict[str, np.ndarray], done: int, count: int, start: float,
     end: float,
-) -> None:
+) -> None:  # fmt: skip
     """Write one row per update (means over the runs), and one per run if there are several."""
     config, runs = session.config, session.runs.values
     for k in range(count):

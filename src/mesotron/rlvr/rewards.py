@@ -154,14 +154,10 @@ class Reward:
         self.unscored = 0.0  # calls up to now if none gave a reward
 
     def __call__(
-        self,
-        completions: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
-        golds: Sequence[str | None],
-        truncated: Sequence[bool],
-        rows: Sequence[Mapping[str, Any]] | None = None,
-        facts: Sequence[Facts] | None = None,
-    ) -> Scores:
+        self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
+        golds: Sequence[str | None], truncated: Sequence[bool],
+        rows: Sequence[Mapping[str, Any]] | None = None, facts: Sequence[Facts] | None = None,
+    ) -> Scores:  # fmt: skip
         """The reward of each completion; None where any part has no verdict. `completion_ids` are
         without padding, `golds` None where unknown, `truncated` True where cut at `max_tokens`.
         `rows` of the dataset are for your own functions; `facts` are the judge's if not given.

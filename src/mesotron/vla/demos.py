@@ -10,12 +10,15 @@ the difference between 8 % and 98 % success in our prototype.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -35,6 +38,10 @@ SPEC_FIELDS = ("seed", "task", "swap", "scatter")
 SHARD_ACTIONS = 600  # per shard, about half a second of simulation
 MAX_SHARDS = 1_000_000
 MIN_SUCCESS = 0.9
+DAMAGED = (  # raised by readers of damaged files
+    ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, TypeError,
+    ValueError, BadZipFile, struct.error, zlib.error,
+)  # fmt: skip
 
 Arrays = dict[str, np.ndarray]
 Log = Callable[[str], None] | None  # None prints nothing and shows no progress bar
@@ -72,10 +79,10 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
 
 @contextmanager
 def naming_damage(path: Path) -> Iterator[None]:
-    """One sentence for whatever zip, NumPy, Arrow, Pillow or PyAV raise for damaged files."""
+    """One sentence for what zip, NumPy, Arrow, Pillow and PyAV raise for damaged files."""
     try:
         yield
-    except Exception as error:
+    except DAMAGED as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise  # a sentence already
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -279,16 +286,17 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
         if not len(arrays["action"]):
             write_shard(path, arrays)
             return 0
-        simulator = _cached_world(world)
-        observations, scene = [], None
-        specs = zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True)
-        for spec, qpos in zip(specs, arrays["qpos"], strict=True):
-            if spec != scene:
-                simulator.reset(*spec[:3])
-                scene = spec
-            observations.append(simulator.show(qpos))
-        for camera in simulator.cameras:
-            arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
+        specs = list(zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True))
+        frames = list(zip(specs, arrays["qpos"], strict=True))
+    simulator = _cached_world(world)
+    observations, scene = [], None
+    for spec, qpos in frames:
+        if spec != scene:
+            simulator.reset(*spec[:3])
+            scene = spec
+        observations.append(simulator.show(qpos))
+    for camera in simulator.cameras:
+        arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
     write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *SPEC_FIELDS)})
     return len(observations)
 

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,11 +79,13 @@ class Layer(nn.Module):
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = Mlp(width, size.mlp * width)
 
-    def forward(self, X: Tensor, bias: Tensor | None, *context: Tensor | None) -> Tensor:
+    def forward(
+        self, X: Tensor, bias: Tensor | None, context: Any = None, context_bias: Any = None
+    ) -> Tensor:
         Y = self.norm_self(X)
         X = X + self.attention(Y, Y, bias)
         if self.cross is not None and self.norm_cross is not None:
-            X = X + self.cross(self.norm_cross(X), *context)  # and its bias
+            X = X + self.cross(self.norm_cross(X), context, context_bias)
         return X + self.mlp(self.norm_mlp(X))
 
 

@@ -213,7 +213,8 @@ class Action(nn.Module):
     def forward(self, context: Context, noisy: Tensor | None, time: Tensor | None) -> Tensor:
         """[B, K, A]; `noisy` [B, K, A] and `time` [B] for a head with noise."""
         X = self.queries + context.state[:, None]
-        if self.noisy and self.time and noisy is not None and time is not None:
+        if self.noisy is not None and self.time is not None:
+            assert noisy is not None and time is not None  # noqa: PT018
             low, high = math.log10(4e-3), math.log10(4.0)
             periods = torch.logspace(low, high, X.shape[-1] // 2, device=time.device)
             angles = 2 * math.pi * time[:, None] / periods

@@ -20,16 +20,20 @@ from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
-    """A policy in training."""
+    """A policy in training; trainers on the same demonstrations can share their `frames`."""
 
-    def __init__(self, config: VlaTrainConfig, demos: Demos, device: torch.device) -> None:
+    def __init__(
+        self, config: VlaTrainConfig, demos: Demos, device: torch.device,
+        frames: Frames | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.device = config, device
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
         self.policy.fit(demos)
         self.optimizer = build_optimizer(self.policy, config.optim)
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        self.frames = Frames(demos, config.policy.chunk, self.policy.language.encode, device)
+        encode = self.policy.language.encode
+        self.frames = frames or Frames(demos, config.policy.chunk, encode, device)
         self.order = RowOrder(len(self.frames), config.seed)
         self._probe = GradientProbe(self.policy)
         self._bfloat16 = uses_bfloat16(config.dtype, device)

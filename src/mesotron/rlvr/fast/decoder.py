@@ -213,9 +213,8 @@ class FusedDecoder(Decoder):
         self.running.fill_(True)
         self.count.zero_()
         self.rows.copy_(rows)
-        if weights.kernels is None:
-            # A NaN left by broken weights would outlive them: masked, it is still NaN.
-            self.cache.zero_()
+        # A NaN left by broken weights would outlive them: masked, it is still NaN.
+        self.cache.zero_()
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
         self.positions.copy_(positions[rows, -1:])
         self.bias.fill_(-torch.inf)

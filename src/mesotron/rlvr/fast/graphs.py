@@ -180,13 +180,9 @@ class GraphSampler:
     name = "CUDA-graph sampling"
 
     def __init__(
-        self,
-        model: nn.Module,
-        eos: Sequence[int],
-        pad: int,
-        sampling: Sampling | None = None,
+        self, model: nn.Module, eos: Sequence[int], pad: int, sampling: Sampling | None = None,
         dtype: torch.dtype | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if reason := self.obstacle(model):
             raise ValueError(f"{self.name} cannot be used: {reason}")
         weight = next(model.parameters())
