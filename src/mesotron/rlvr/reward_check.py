@@ -148,12 +148,9 @@ class Caller:
 
 
 def check(
-    reward: Reward,
-    problems: Sequence[Problem],
-    *,
-    limit: float = 2.0,
+    reward: Reward, problems: Sequence[Problem], *, limit: float = 2.0,
     samples: Sequence[Sequence[str]] = (),
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Call the reward on gold answers, cheats, hostile text and a model's samples."""
     outcome, call = Outcome(), Caller(reward, limit)
     found = outcome.findings

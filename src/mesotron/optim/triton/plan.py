@@ -149,12 +149,9 @@ def _block_views(wide: Tensor) -> list[Tensor]:
 
 
 def _make_bucket(
-    filter: Filter,
-    shape: tuple[int, int],
-    nesterov: bool,
-    blocks: list[_Block],
+    filter: Filter, shape: tuple[int, int], nesterov: bool, blocks: list[_Block],
     members: list[Member],
-) -> Bucket:
+) -> Bucket:  # fmt: skip
     weights, grads, momenta = (
         elementwise.tabulate(views) for views in zip(*(b.views for b in blocks))
     )

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -183,9 +183,15 @@ def quick_padding() -> Iterator[None]:
 
     def pad(rows: list[Tensor], padding_value: int = 0, padding_side: str = "right",
             pad_to_multiple_of: int | None = None) -> Tensor:  # fmt: skip
-        if pad_to_multiple_of or any(row.ndim != 1 or row.dtype != rows[0].dtype for row in rows):
+        kinds = {(row.ndim, row.dtype, row.device.type) for row in rows}
+        if pad_to_multiple_of or kinds not in ({(1, torch.long, "cpu")}, {(1, torch.float, "cpu")}):
             return own(rows, padding_value, padding_side, pad_to_multiple_of)
-        return pad_sequence(rows, True, padding_value, padding_side)
+        sizes, values = np.array([row.shape[0] for row in rows])[:, None], torch.cat(rows).numpy()
+        place = np.arange(sizes.max())
+        inside = place < sizes if padding_side == "right" else place >= sizes.max() - sizes
+        padded = np.full(inside.shape, padding_value, values.dtype)
+        padded[inside] = values
+        return torch.from_numpy(padded)
 
     trl.pad = pad
     try:
