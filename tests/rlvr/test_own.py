@@ -61,21 +61,13 @@ def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
     assert problem.columns == row
 
 
-def test_one_text_among_answers_costs_only_its_own_gold(tmp_path, caplog):
+def test_one_text_among_answers_is_named(tmp_path, caplog):
     rows = sums(20)
-    rows[0]["answer"] = rows[7]["answer"] = "It depends.\nOn much."
+    rows[7]["answer"] = "It depends.\nOn much."
     path = write(tmp_path / "mine.jsonl", rows)
-    config = TaskConfig(data=(path,), num_eval=4)
-    source = read_source(path, config)
-    assert [k for k, one in enumerate(source.train) if one.gold is None] == [0, 7]
-    assert source.train[7].columns["answer"] == rows[7]["answer"]  # for the reward
-    assert "mine.jsonl:1" in caplog.text
-    assert "only" not in source.describe()
-    assert all(one.gold for one in read_own(config)[1])  # an accuracy would count it as wrong
-    for row in rows[:11]:
-        row["answer"] = "It depends.\nOn much."
-    texts = read_source(write(tmp_path / "mine.jsonl", rows), config).train
+    texts = read_source(path, TaskConfig(data=(path,), num_eval=4)).train
     assert {one.gold for one in texts} == {None}
+    assert "mine.jsonl:8" in caplog.text
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

@@ -84,8 +84,8 @@ class Kind(ABC):
     before: ClassVar[str] = "before training"  # what the scores at the start are
     problems_setting: ClassVar[str]  # the setting for the number of problems
     always: ClassVar[Sequence[str]]  # settings of every run
-    contested: ClassVar[Sequence[str]]  # settings that a contender has its own of
-    placed: ClassVar[Sequence[str]] = ("seed", "out", "resume")  # and a run
+    contested: ClassVar[Sequence[str]]  # settings that differ between contenders
+    placed: ClassVar[Sequence[str]] = ("seed", "out", "resume")  # or runs
     usual: ClassVar[Sequence[str]]  # default optimizers
     optims: ClassVar[dict[str, dict[str, Any]]]  # description and settings of the optimizers
 
@@ -106,7 +106,7 @@ class Kind(ABC):
             if name in self.contested:
                 raise ValueError(f"--set {name} is each contender's own: see --optims and --rates")
             if name in self.placed:
-                raise ValueError(f"--set {name} is each run's own: see --seed, --seeds and --out")
+                raise ValueError(f"--set {name}: every run gets its own, leave it out")
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         if objectives:

@@ -255,7 +255,7 @@ class Sweep:
         on_cpu = any("device=cpu" in argument for argument in space.command)
         self.pool = make_pool(config, not on_cpu)
         self.trials: dict[str, Trial] = {}
-        self.crashes, self.has_score = 0, False
+        self.crashes = 0
 
     def run(self) -> None:
         try:
@@ -309,7 +309,6 @@ class Sweep:
             self.say(f"{label}: pruned, {why} ({took})")
         elif score is not None:
             self.study.complete(trial, score)
-            self.has_score = True
             self.say(f"{label}: {score:.4g} ({took})")
         elif stopping:
             trial.claim.close()  # leaves it to the next worker
@@ -320,7 +319,8 @@ class Sweep:
             self.study.end_without_score(trial, "FAIL", failure)
             self.say(f"{label}: failed, {failure}")
             self.crashes += 1
-            if missing and not self.has_score:  # mistyped, so no trial will have it
+            others = self.study.study.get_trials(deepcopy=False)
+            if missing and all(x.state.name != "COMPLETE" for x in others):  # mistyped
                 raise ValueError(missing)
             if self.crashes >= MAX_CRASHES:
                 last = f"the last with: {failure}; see {job.log}"

@@ -39,7 +39,7 @@ SHARD_ACTIONS = 600  # per shard, about half a second of simulation
 MAX_SHARDS = 1_000_000
 MIN_SUCCESS = 0.9
 DAMAGED = (  # raised by readers of damaged files
-    ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, TypeError,
+    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
     ValueError, BadZipFile, struct.error, zlib.error,
 )  # fmt: skip
 
@@ -83,10 +83,11 @@ def naming_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGED as error:
-        if isinstance(error, ValueError) and str(path) in str(error):
+        if isinstance(error, ValueError) and str(error).startswith((str(path), "--")):
             raise  # a sentence already
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is damaged ({reason}): make or download it again") from error
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        fix = "remove it, and make or download it again"
+        raise ValueError(f"{path} is damaged ({why}): {fix}") from error
 
 
 def is_lerobot(folder: Path) -> bool:
@@ -282,12 +283,13 @@ def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: in
 def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     """Render the observations of a compact shard; returns their number."""
     with naming_damage(source):
-        arrays = read_shard(source)
-        if not len(arrays["action"]):
-            write_shard(path, arrays)
-            return 0
-        specs = list(zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True))
-        frames = list(zip(specs, arrays["qpos"], strict=True))
+        arrays, frames = read_shard(source), []
+        if len(arrays["action"]):
+            specs = list(zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True))
+            frames = list(zip(specs, arrays["qpos"], strict=True))
+    if not frames:
+        write_shard(path, arrays)
+        return 0
     simulator = _cached_world(world)
     observations, scene = [], None
     for spec, qpos in frames:

@@ -36,7 +36,7 @@ def run(config: VlaEvalConfig) -> int:
     chunk = saved.policy.config.chunk
     unseen = {"camera", "light", "noise"}.intersection(config.perturb)
     if unseen and not saved.policy.body.cameras:
-        raise ValueError(f"--perturb {unseen.pop()} needs a policy with cameras: use wording")
+        raise ValueError(f"--perturb {unseen.pop()} needs a camera: use position or wording")
     results = measure(
         make_act(saved.policy, device),
         choose_world(saved, config.world, config.trust),

@@ -132,10 +132,13 @@ class Demos:
         sizes = {"start": len(self.action), "task_index": len(self.tasks), "episode_index": 10**8}
         for index, size in ((getattr(self, name), size) for name, size in sizes.items()):
             fits.append(index.dtype.kind in "iu" and 0 <= index.min() <= index.max() < size)
-        fits += [x.ndim == 2 and np.isfinite(x).all() for x in (self.state, self.action, *where)]
+        fits += [x.ndim == 2 for x in (self.state, self.action, *where)]
         fits += [x.dtype == np.uint8 and x.shape[3:] == (3,) for x in self.images.values()]
         if not all(fits):
-            raise ValueError("its arrays do not fit each other, or hold NaN or infinity")
+            raise ValueError("its arrays do not fit each other")
+        for name in ("state", "action"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise ValueError(f"NaN or infinity in {name}")
 
     def chunks(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The next K = `size` actions from the observations `rows`, int (B,), on."""

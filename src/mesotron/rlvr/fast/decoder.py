@@ -2,7 +2,7 @@
 
 Queries, keys and values are one product, gate and up another, residuals are added inside products,
 and query heads that share a key are stacked instead of copying it. Each distinct prompt is read
-once for all its rows, and with the kernels of `kernels` also kept once. For sampling only: no
+once for all its rows, which share its keys with the kernels of `kernels`. For sampling only: no
 gradient, no dropout.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache

@@ -41,7 +41,7 @@ class Source:
     def describe(self) -> str:
         golds = [problem.gold for problem in self.train]
         kind = "none" if self.gold is None else self.gold
-        if self.gold is not None and set(golds) == {None}:
+        if self.gold is not None and golds[0] is None:
             kind = f"{self.gold} (text for the reward only: no short answer to check)"
         others = [name for name in self.names if name not in (self.prompt, self.gold)]
         more = f", other columns: {', '.join(others)}" if others else ""
@@ -69,7 +69,6 @@ def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Sou
             ranked = sorted(rows, key=lambda problem: digest(problem.question, config.seed))
             rows = [ranked[i % len(rows)] for i in range(round(sum(sizes) * share)) if rows]
         train += rows
-        test = [one for one in test if one.gold is not None] or test  # else counted as wrong
         held_out += sorted(test, key=lambda p: digest(p.question, config.seed))[:count]
     return train, held_out, sources
 
@@ -113,14 +112,13 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     tested = None if test is None else make(test, "test")
     # Texts to compare with are for the reward: no answer in them can be checked.
     every = [*zip(train, made), *zip(test or (), tested or ())]
-    prose = [row.place for row, one in every if not is_checkable(one.gold)]
-    mixed = 2 * len(prose) < len(every)  # answers, among them a few texts
-    if prose and mixed:
-        log.warning("%s has no gold to check, as %d of %d rows", prose[0], len(prose), len(every))
-    for problems in (made, tested or []):
-        for k, one in enumerate(problems):
-            if not (mixed and is_checkable(one.gold)):
-                problems[k] = replace(one, gold=None)
+    prose = [row.place for row, one in every if one.gold is None or not is_checkable(one.gold)]
+    if prose:
+        if 2 * len(prose) < len(every):
+            message = "no row is graded, for %d of %d have no short answer, first %s: remove them"
+            log.warning(message, len(prose), len(every), prose[0])
+        made = [replace(one, gold=None) for one in made]
+        tested = None if tested is None else [replace(one, gold=None) for one in tested]
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
     return Source(path, prompt, shown, names, made, tested)
@@ -171,8 +169,8 @@ def read_gold(text: str) -> tuple[str, str | None]:
     return text, None if is_checkable(text) else text
 
 
-def is_checkable(gold: str | None) -> bool:
-    return gold is not None and len(gold) <= MAX_ANSWER and "\n" not in gold
+def is_checkable(gold: str) -> bool:
+    return len(gold) <= MAX_ANSWER and "\n" not in gold
 
 
 def read_messages(value: list[Any], place: str) -> tuple[list[Message], str | None]:
