@@ -133,7 +133,7 @@ def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
     code = (
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('stop', flush=True))\n"
-        "print('ready', flush=True)\n"
+        "print('ready\\n', end='', flush=True)\n"  # in one write: a signal may come in between
         "while True: time.sleep(0.1)"
     )
     job = pool.start("a", [sys.executable, "-c", code], tmp_path / "log", {})
