@@ -86,8 +86,7 @@ def naming_damage(path: Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(error).startswith((str(path), "--")):
             raise  # a sentence already
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        fix = "remove it, and make or download it again"
-        raise ValueError(f"{path} is damaged ({why}): {fix}") from error
+        raise ValueError(f"{path} is damaged ({why}): remove it and get it again") from error
 
 
 def is_lerobot(folder: Path) -> bool:

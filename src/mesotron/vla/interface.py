@@ -129,8 +129,8 @@ class Demos:
         of_frames = (self.start, self.state, self.task_index, *self.images.values(), *where)
         of_actions = (self.action, self.episode_index, self.frame_index)
         fits = [len({*map(len, arrays)}) == 1 for arrays in (of_frames, of_actions)]
-        sizes = {"start": len(self.action), "task_index": len(self.tasks), "episode_index": 10**8}
-        for index, size in ((getattr(self, name), size) for name, size in sizes.items()):
+        indices = (self.start, self.task_index, self.episode_index)
+        for index, size in zip(indices, (len(self.action), len(self.tasks), 10**8), strict=True):
             fits.append(index.dtype.kind in "iu" and 0 <= index.min() <= index.max() < size)
         fits += [x.ndim == 2 for x in (self.state, self.action, *where)]
         fits += [x.dtype == np.uint8 and x.shape[3:] == (3,) for x in self.images.values()]

@@ -214,7 +214,8 @@ class Action(nn.Module):
         """[B, K, A]; `noisy` [B, K, A] and `time` [B] for a head with noise."""
         X = self.queries + context.state[:, None]
         if self.noisy is not None and self.time is not None:
-            assert noisy is not None and time is not None  # noqa: PT018
+            assert noisy is not None
+            assert time is not None
             low, high = math.log10(4e-3), math.log10(4.0)
             periods = torch.logspace(low, high, X.shape[-1] // 2, device=time.device)
             angles = 2 * math.pi * time[:, None] / periods

@@ -239,12 +239,12 @@ class FusedDecoder(Decoder):
         self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
         x = nn.functional.embedding(self.tokens, weights.ends[0])
-        bias = weights.for_each_head(self.bias[..., :S])
+        bias = self.bias if weights.kernels else weights.for_each_head(self.bias[..., :S])
         angles = weights.angles(self.positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
             if weights.kernels is not None:
                 mixed = weights.kernels.attend(
-                    weights.read(layer, x), kept, self.P, self.rows, place, self.bias, angles,
+                    weights.read(layer, x), kept, self.P, self.rows, place, bias, angles,
                     layer.head_norms, weights.eps,
                 )  # fmt: skip
             else:
