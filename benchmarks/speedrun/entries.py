@@ -81,5 +81,8 @@ TRL_SEARCH: dict[str, dict[str, Any]] = {
     for steps in (400, 650)
     for rate in (2e-5, 4e-5, 8e-5, 1.6e-4)
 }
+# Plain TRL's update with our sampler and shared prompts: for its search, at a fraction of the time.
+TWIN = FULL | {"optim.clip": "all", "objective.name": "dapo", "objective.epsilon_high": 0.2}
+TWINS = {name.replace("stock", "twin"): entry | TWIN for name, entry in TRL_SEARCH.items()}
 ARMS = {"ours": OURS_SEARCH, "trl": TRL_SEARCH}
-NAMES = LADDER | GRID | STOCK_GRID | BONUSES | TRL_SEARCH
+NAMES = LADDER | GRID | STOCK_GRID | BONUSES | TRL_SEARCH | TWINS

@@ -39,7 +39,7 @@ SEARCH = {
 PACE_SEED = 110
 REPORTING_SEEDS = {"ours": range(230, 240), "trl": range(230, 235)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
-TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
+TARGET, CONSECUTIVE, EVERY_STEPS, EVERY_STEPS_OF_TWINS = 0.90, 2, 10, 50
 PACE_STEPS = 30
 FREE = ("optim.lr", "steps", "objective.entropy_bonus")
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
@@ -99,20 +99,25 @@ def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
 
 
 def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
-    """In a worker: one run whose steps are counted at the pace it has alone."""
+    """In a worker: one run whose steps are counted at the pace it has alone. Plain TRL's tuning
+    runs are those of its twin."""
     from benchmarks.speedrun.racing import race
 
     first, later = settings["paces"][shape_of(cell["name"])]
-    given = rules(settings) | {"pace": (first, later), "every": EVERY_STEPS * later}
+    twin = (cell["arm"], cell["use"]) == ("trl", "tuning")
+    name = cell["name"].replace("stock", "twin") if twin else cell["name"]
+    every = EVERY_STEPS_OF_TWINS if twin else EVERY_STEPS
+    given = rules(settings) | {"pace": (first, later), "every": every * later}
     if cell["arm"] == "trl" and not settings["small"]:  # so that several fit into memory
-        given["common"] += ["rollout.micro_batch=64"]
+        given["common"] += [f"rollout.micro_batch={128 if twin else 64}"]
     with tempfile.TemporaryDirectory() as folder:
         left = deadline + GRACE / 2 - time.time()
-        row = race(cell["name"], cell["seed"], Path(folder), left, given)
+        row = race(name, cell["seed"], Path(folder), left, given)
+    row |= cell | {"twin": twin}
     if row["cut_short"]:  # by the end of the window: to be looked at, not counted
-        write(Path(settings["out"]) / "cut" / f"{key_of(cell)}.json", cell | row)
+        write(Path(settings["out"]) / "cut" / f"{key_of(cell)}.json", row)
         return None
-    return cell | row | {"protocol": settings["protocol"], "pace": [first, later]}
+    return row | {"protocol": settings["protocol"], "pace": [first, later]}
 
 
 def rules(settings: Row) -> Row:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
 from benchmarks.speedrun import protocol, racing, run
 from benchmarks.speedrun.contenders import Contestant, make_config
@@ -44,6 +45,24 @@ def test_plain_trl_in_micro_batches_makes_whole_steps(tmp_path):
             for k, config in enumerate((whole, cut))]  # fmt: skip
     sizes = [(x.per_device_train_batch_size, x.gradient_accumulation_steps) for x in args]
     assert sizes == [(16, 1), (8, 2)]
+
+
+@pytest.mark.slow
+def test_the_twin_of_plain_trl_makes_the_same_updates(tmp_path, monkeypatch):
+    """With TRL's sampler, which draws other numbers than ours."""
+    common, ends = [*protocol.COMMON, "task.format=boxed"], {}  # what the tiny model can
+    for name in ("stock_8e-05_400", "twin_8e-05_400"):
+        short = {"optim.lr": 1e-3, "steps": 4, "rollout.fast": False}
+        monkeypatch.setitem(NAMES, name, NAMES[name] | short)
+        config = make_config(name, 5, "tiny", True, common)
+        trainer = Contestant(name, config, tmp_path / name).trainer
+        start = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).clone()
+        trainer.train()
+        end = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
+        ends[name] = end.detach() - start.detach()
+    stock, twin = ends.values()
+    assert stock.norm() > 0.1
+    assert (stock - twin).norm() < 1e-3 * stock.norm()
 
 
 @pytest.mark.slow
