@@ -190,8 +190,8 @@ def seconds_of(cell: Row, pace: Sequence[float], reached: bool = True) -> float:
     seconds = cell["seconds_to_target"]
     if seconds is None and reached:
         return math.inf
-    ends = {point["seconds"]: point["step"] for point in cell["curve"]}
-    steps = cell["steps"] if seconds is None else ends[seconds]
+    first, later = cell["pace"]
+    steps = cell["steps"] if seconds is None else 1 + round((seconds - first) / later)
     return pace[0] + (steps - 1) * pace[1]
 
 
@@ -250,7 +250,8 @@ def main() -> None:
     for path in (*given.cells, *sorted((given.out / "cells").glob("*.json"))):
         read = json.loads(path.read_text())
         cells = read if isinstance(read, list) else [read]
-        done |= {key_of(cell): cell for cell in cells if not cell.get("alone")}
+        done |= {key_of(cell): cell for cell in cells
+                 if not cell.get("alone") and not cell.get("cut_short")}  # fmt: skip
     file = given.out / "paces.json"
     given.paces = json.loads(file.read_text()) if file.exists() else {}
     if given.show:

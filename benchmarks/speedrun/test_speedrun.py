@@ -218,9 +218,8 @@ def test_the_table_compares_with_the_end_of_a_baseline_that_does_not_arrive():
     paces = {protocol.shape_of(n): p for n, p in ((ours, [2, 1]), (stock, [3, 2]))}
 
     def ran(arm, name, seed, reached):
-        curve = [{"step": step, "seconds": 10.0 * step} for step in (10, 20, 30)]
         cell = protocol.make("reporting", arm, name, seed)
-        return cell | {"seconds_to_target": reached, "steps": 30, "curve": curve}
+        return cell | {"seconds_to_target": reached, "steps": 30, "pace": [10.0, 10.0]}
 
     cells = [ran("ours", ours, seed, 100.0) for seed in protocol.REPORTING_SEEDS["ours"]]
     cells += [ran("trl", stock, seed, None) for seed in protocol.REPORTING_SEEDS["trl"]]
