@@ -46,7 +46,7 @@ def test_seeds_tune_or_report():
     wrong = [
         (str(path), run["seed"])
         for path, run in all_runs()
-        if run["seed"] not in (REPORTING if run["use"] == "reporting" else TUNING)
+        if run["seed"] not in (TUNING if run["use"] == "tuning" else REPORTING)
     ]
     assert not wrong
 

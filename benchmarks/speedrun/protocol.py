@@ -84,7 +84,7 @@ def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) 
 
 def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
     """Runs in their order, those that are done included. TRL waits for the search of ours, which
-    reports only what arrived on all tuning seeds."""
+    reports only what arrived on all tuning seeds; its twin is checked where it reports."""
     for arm in arms:
         names, seeds = list(ARMS[arm]), tuple[int, ...]()
         for more, stay in SEARCH[arm]:
@@ -95,16 +95,17 @@ def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
             if not names:
                 return
             names = [name for name in names if (rank(name, seeds, done) or (1,))[0] == 0]
-        yield from (make("reporting", arm, name, s) for name in names for s in REPORTING_SEEDS[arm])
+        for use in ("reporting", "check") if arm == "trl" else ("reporting",):
+            yield from (make(use, arm, name, s) for name in names for s in REPORTING_SEEDS[arm])
 
 
 def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
-    """In a worker: one run whose steps are counted at the pace it has alone. Plain TRL's tuning
-    runs are those of its twin."""
+    """In a worker: one run whose steps are counted at the pace it has alone. Plain TRL's runs are
+    those of its twin except where it reports."""
     from benchmarks.speedrun.racing import race
 
     first, later = settings["paces"][shape_of(cell["name"])]
-    twin = (cell["arm"], cell["use"]) == ("trl", "tuning")
+    twin = cell["arm"] == "trl" and cell["use"] != "reporting"
     name = cell["name"].replace("stock", "twin") if twin else cell["name"]
     every = EVERY_STEPS_OF_TWINS if twin else EVERY_STEPS
     given = rules(settings) | {"pace": (first, later), "every": every * later}
