@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -85,17 +84,15 @@ class Results:
         self.path = path
         names = ("torch", "transformers", "trl")
         self.facts = {name: metadata.version(name) for name in names}
-        self.lock = threading.Lock()  # parallel cells finish at any time
         self.cells: dict[str, Row] = {}
         if path.exists():
             self.cells = json.loads(path.read_text())["cells"]
 
     def put(self, name: str, row: Row) -> None:
         """Keep a cell and print it in a line."""
-        with self.lock:
-            self.cells[name] = row
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            known = {"versions": self.facts, "cells": self.cells}
-            self.path.write_text(json.dumps(known, indent=1))
+        self.cells[name] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        known = {"versions": self.facts, "cells": self.cells}
+        self.path.write_text(json.dumps(known, indent=1))
         short = {k: v for k, v in row.items() if k != "curve"}
         print(name, json.dumps(short)[-800:], flush=True)

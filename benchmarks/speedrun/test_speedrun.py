@@ -1,18 +1,15 @@
 """The speedrun at a tiny size: both kinds of contender race, and are timed."""
 
-import argparse
 import time
 import types
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.speedrun import protocol, racing, run
+from benchmarks.speedrun import protocol, racing
 from benchmarks.speedrun.contenders import Contestant, make_config
 from benchmarks.speedrun.entries import ARMS, NAMES
-from benchmarks.speedrun.page import verdict
 from benchmarks.speedrun.stopwatch import PHASES, measure
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.train import check
@@ -117,36 +114,6 @@ def test_evaluations_stop_the_clock(monkeypatch):
     assert clock.row()["cut_short"]
 
 
-def test_parallel_runs_get_the_pace_measured_alone(tmp_path, monkeypatch):
-    asked = {}
-
-    class Recorder(nullcontext):
-        def __init__(self, *_):
-            super().__init__(self)
-
-        def run(self, folder, seconds, name, seed, given):
-            asked[name, seed] = given["limit"], given.get("pace")
-            slow = 2.0 if name == "b" else 1.0
-            paces = {"first_step_s": 6 * slow, "settled_step_s": slow}
-            return {"steps": 9, "cut_short": (name, seed) == ("a", 2), **paces}
-
-    monkeypatch.setattr(run, "Children", Recorder)
-    monkeypatch.setattr(run, "mps", lambda *_: nullcontext())
-    given = argparse.Namespace(
-        names=["a", "b"], seeds=2, seconds=60.0, out=tmp_path / "out.json", model=None, small=True,
-        set=[], every=4.0, target=0.9, limit=600.0, pace=None,
-    )  # fmt: skip
-    run.Race(given, tmp_path).beside()
-    alone = (run.PACE_SECONDS, None)
-    assert asked == {
-        ("a", 0): alone, ("a", 1): (600.0, (6.0, 1.0)), ("a", 2): (600.0, (6.0, 1.0)),
-        ("b", 0): alone, ("b", 1): (600.0, (12.0, 2.0)), ("b", 2): (600.0, (12.0, 2.0)),
-    }  # fmt: skip
-    asked.clear()
-    run.Race(given, tmp_path).beside()
-    assert set(asked) == {("a", 2)}  # only what the time limit cut short
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock", "muon"])
 def test_phases_add_up_to_the_step(tmp_path, name):
@@ -156,35 +123,6 @@ def test_phases_add_up_to_the_step(tmp_path, name):
     assert expected <= row["phases_ms"].keys()
     assert min(row["phases_ms"].values()) > -1.0
     assert sum(row["first_phases_ms"].values()) == pytest.approx(row["first_ms"])
-
-
-def ran(name: str, seconds: float, reached: bool = True) -> dict:
-    curve = [{"step": 9, "seconds": seconds, "accuracy": 0.9}]
-    return {"name": name, "curve": curve, "seconds_to_target": seconds if reached else None}
-
-
-def test_verdict_is_a_bound_where_the_rival_did_not_reach_the_target():
-    cells = {"a/1": ran("a", 20.0), "a/2": ran("a", 30.0), "stock/1": ran("stock", 100.0)}
-    whole = verdict(cells | {"stock/2": ran("stock", 150.0), "stock/0": ran("stock", 16.0)})
-    assert whole[-1].endswith(": 0.20")  # seed 0 only measured the pace
-    bound = verdict(cells | {"stock/2": ran("stock", 150.0, reached=False)})
-    assert bound[-1] != whole[-1]
-    assert bound[-1].endswith("0.20")
-    lost = {"a/1": ran("a", 20.0, reached=False), "a/2": ran("a", 30.0)}
-    assert all("/" not in line for line in verdict(cells | lost))
-
-
-def test_stock_gets_a_multiple_of_our_time():
-    given = argparse.Namespace(
-        what="final", ours="a", stock="stock", patience=3.5, limit=30.0, seeds=2, set=["x=1"],
-        target=0.9,
-    )  # fmt: skip
-    rules = "x=1/target=0.9"
-    cells = {f"a/1/{rules}": ran("a", 20.0), f"a/2/{rules}": ran("a", 30.0)}
-    cells |= {f"a/0/{rules}": ran("a", 9.0, reached=False), "a/1/target=0.9": ran("a", 99.0)}
-    assert run.limit_of(given, "a", cells) == 30.0
-    assert run.limit_of(given, "stock", cells) == 87.5
-    assert run.limit_of(given, "stock", {}) == 30.0
 
 
 def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
