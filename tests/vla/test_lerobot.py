@@ -184,3 +184,9 @@ def test_columns_of_single_numbers_and_damaged_ones(tmp_path, column, values, me
     else:
         with pytest.raises(ValueError, match=message):
             load_demos(tmp_path / "one")
+
+
+def test_an_image_that_claims_too_many_pixels_is_one_sentence(exported, monkeypatch):
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1)
+    with pytest.raises(ValueError, match=r"damaged.*pixels"):
+        load_demos(exported)

@@ -65,24 +65,24 @@ def run(config: DemosConfig) -> int:
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
     """Load a folder of `mesotron vla demos`, or a LeRobotDataset with images shrunk to `pixels`."""
-    load = load_shards
+    load, errors = load_shards, ()
     if is_lerobot(path):
         require("lerobot", what=f"{path}, a LeRobotDataset,")
-        from mesotron.vla.lerobot import load_lerobot
+        from mesotron.vla.lerobot import OTHER_ERRORS, load_lerobot
 
-        load = partial(load_lerobot, pixels=pixels)
-    with naming_damage(path):
+        load, errors = partial(load_lerobot, pixels=pixels), OTHER_ERRORS
+    with naming_damage(path, errors):
         demos = load(path)
         demos.check()
     return demos
 
 
 @contextmanager
-def naming_damage(path: Path) -> Iterator[None]:
+def naming_damage(path: Path, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """One sentence for what zip, NumPy, Arrow, Pillow and PyAV raise for damaged files."""
     try:
         yield
-    except DAMAGED as error:
+    except (*DAMAGED, *more) as error:
         if isinstance(error, ValueError) and str(error).startswith((str(path), "--")):
             raise  # a sentence already
         why = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -20,6 +20,7 @@ from mesotron.runs.files import read_json, write_json
 from mesotron.vla.interface import IMAGES, STATE, Demos
 
 VERSION = "v3.0"
+OTHER_ERRORS = (pa.ArrowException, Image.DecompressionBombError)  # of damaged files
 INFO, TASKS, STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -136,8 +137,7 @@ def read_videos(
                     yield row, _shrink(Image.fromarray(image), pixels)
 
     images = _collect(frames(), len(columns["episode_index"]))
-    missing = len(images) - len(seen)
-    if missing:
+    if missing := len(images) - len(seen):
         raise ValueError(f"{folder}: {missing:,} frames of {key} are not in its video files")
     return images
 
