@@ -183,11 +183,11 @@ def quick_padding() -> Iterator[None]:
 
     def pad(rows: list[Tensor], padding_value: int = 0, padding_side: str = "right",
             pad_to_multiple_of: int | None = None) -> Tensor:  # fmt: skip
-        kinds = {(row.ndim, row.dtype, row.device.type) for row in rows}
-        if pad_to_multiple_of or kinds not in ({(1, torch.long, "cpu")}, {(1, torch.float, "cpu")}):
+        sizes = np.fromiter(map(len, rows), np.int64)[:, None]
+        # An empty list became floats; all other rows are of one kind.
+        if pad_to_multiple_of or rows[0].ndim > 1 or not (rows[0].is_cpu and sizes.all()):
             return own(rows, padding_value, padding_side, pad_to_multiple_of)
-        sizes, values = np.array([row.shape[0] for row in rows])[:, None], torch.cat(rows).numpy()
-        place = np.arange(sizes.max())
+        values, place = torch.cat(rows).numpy(), np.arange(sizes.max())
         inside = place < sizes if padding_side == "right" else place >= sizes.max() - sizes
         padded = np.full(inside.shape, padding_value, values.dtype)
         padded[inside] = values
