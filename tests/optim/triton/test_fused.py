@@ -31,7 +31,7 @@ def _kernels_on_any_device(monkeypatch):
         monkeypatch.setattr(kernels, "available", lambda device: True)
 
 
-def make_groups(count=8):
+def make_groups():
     generator = torch.Generator().manual_seed(0)
 
     def p(*shape):
@@ -46,11 +46,13 @@ def make_groups(count=8):
         {"params": [p(24, 48)], "rule": "muon", "view": "rows:4%2", "name": "interleaved"},
         {"params": [p(16, 4, 3, 3)], "rule": "muon", "view": "conv", "name": "conv"},
         {"params": [p(48)], "rule": "adamw", "name": "vectors"},
-    ][:count]
+    ]
 
 
-def run(fused, cls=Muon, steps=STEPS, grad_scale=1.0, poison=None, work=None, count=8, **options):
-    groups = make_groups(count)
+def run(
+    fused, cls=Muon, steps=STEPS, grad_scale=1.0, poison=None, work=None, groups=None, **options
+):
+    groups = groups or make_groups()
     optimizer = cls(groups, lr=0.02, weight_decay=0.1, fused=fused, dtype=work, **options)
     generator = torch.Generator().manual_seed(1)
     params = [p for g in optimizer.param_groups for p in g["params"]]
@@ -129,10 +131,14 @@ def test_the_statistics_agree_with_the_plain_step():
 
 
 def test_a_nan_in_one_head_skips_its_parameter_and_no_other():
-    clean, _ = run(None, steps=1, count=2)
-    poisoned, optimizer = run(None, steps=2, poison=3, count=2)
-    other, _ = run(None, steps=2, count=2)
-    assert torch.equal(poisoned[3], clean[3])
+    def train(**given):
+        groups = [group | {"params": group["params"][:1]} for group in make_groups()[:2]]
+        return run(None, groups=groups, **given)
+
+    clean, _ = train(steps=1)
+    poisoned, optimizer = train(steps=2, poison=1)
+    other, _ = train(steps=2)
+    assert torch.equal(poisoned[1], clean[1])
     assert torch.equal(poisoned[0], other[0])
     assert optimizer.stats()["rows/skipped"] == 1
 
@@ -140,14 +146,14 @@ def test_a_nan_in_one_head_skips_its_parameter_and_no_other():
 def test_bfloat16_weights_are_rounded_without_a_bias():
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.ones(64, 64, device=DEVICE, dtype=torch.bfloat16))
-    optimizer = Muon([{"params": [p], "rule": "muon"}], lr=1e-4, weight_decay=0.0)
+    optimizer = Muon([{"params": [p], "rule": "muon"}], lr=4e-4, weight_decay=0.0)
     p.grad = torch.eye(64, device=DEVICE, dtype=torch.bfloat16)
-    for _ in range(50):
+    for _ in range(15):
         optimizer.step()
     # Rounding to nearest would not move at all.
     moved = 1 - p.detach().float().diagonal().mean().item()
     rate = optimizer.stats()["muon/passed_rank"] ** 0.5 / 8
-    assert moved == pytest.approx(50 * 1e-4 * 1.6 * rate, rel=0.5)
+    assert moved == pytest.approx(15 * 4e-4 * 1.6 * rate, rel=0.5)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="CUDA graphs need a GPU")
