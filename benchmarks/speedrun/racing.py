@@ -109,4 +109,4 @@ def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     clock = Clock(contestant, *rules, given.get("consecutive", 1))
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
-    return clock.row() | {"name": name, "seed": seed, "beside_others": "pace" in given}
+    return clock.row() | {"name": name, "seed": seed}
