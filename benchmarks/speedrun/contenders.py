@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,15 @@ def make_config(
         changes |= {"task.num_eval": 16}
     if small or model is not None:
         changes["model.name"] = model or random_model()
-    for path, value in changes.items():
-        if path == "steps":
-            continue
-        part, field = path.split(".")
-        config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
     # Constant rates, since the number of steps is unknown; a contender with a decaying rate names
     # its steps and loses if they do not suffice.
-    return replace(config, seed=seed, steps=changes.get("steps", 100_000), save_every=0)
+    config = replace(config, seed=seed, steps=100_000, save_every=0)
+    for path, value in changes.items():
+        part, _, field = path.rpartition(".")
+        if part:
+            field, value = part, replace(getattr(config, part), **{field: value})
+        config = replace(config, **{field: value})
+    return config
 
 
 class Contestant:
@@ -86,11 +88,12 @@ class Contestant:
         """Greedy accuracy on the recipe's held-out problems."""
         parts, trainer = self.parts, self.trainer
         trainer.model.eval()
-        found = evaluate(
-            trainer.model, parts.tokenizer, parts.task.eval, self.config.task,
-            examples=parts.task.examples, name=self.name, samples=0, judge=parts.judge,
-            max_tokens=self.config.rollout.max_tokens, seed=self.config.seed,
-        )  # fmt: skip
+        with nullcontext() if self.name.startswith("stock") else trainer.averaged():
+            found = evaluate(
+                trainer.model, parts.tokenizer, parts.task.eval, self.config.task,
+                examples=parts.task.examples, name=self.name, samples=0, judge=parts.judge,
+                max_tokens=self.config.rollout.max_tokens, seed=self.config.seed,
+            )  # fmt: skip
         trainer.model.train()
         return found.to_json()["greedy"]["strict"]["value"]
 

@@ -35,7 +35,11 @@ BONUSES: dict[str, dict[str, Any]] = {
     | {"optim.lr": 2e-4, "steps": 400, "objective.entropy_bonus": bonus}
     for bonus in (0.04, 0.06, 0.1, 0.2)
 }  # fmt: skip
-OURS_SEARCH = {name: BONUSES[name] for name in ("ours_bonus_0.1", "ours_bonus_0.2")}
+# Averaging changes no update, so one tuning run of SIDE_BY_SIDE shows all three.
+SIDE_BY_SIDE = "ours_averages"
+BONUSES[SIDE_BY_SIDE] = BONUSES["ours_bonus_0.1"]
+AVERAGED = {f"ours_average_{decay}": BONUSES[SIDE_BY_SIDE] | {"average": decay}
+            for decay in (0.9, 0.95, 0.98)}  # fmt: skip
 TRL_SEARCH: dict[str, dict[str, Any]] = {
     f"stock_{rate:g}_{steps}": ADAMW | FALLING | {"optim.lr": rate, "steps": steps}
     for steps in (400, 650)
@@ -44,5 +48,5 @@ TRL_SEARCH: dict[str, dict[str, Any]] = {
 # Plain TRL's update with our sampler and shared prompts: for its search, at a fraction of the time.
 TWIN = FULL | {"optim.clip": "all", "objective.name": "dapo", "objective.epsilon_high": 0.2}
 TWINS = {name.replace("stock", "twin"): entry | TWIN for name, entry in TRL_SEARCH.items()}
-ARMS = {"ours": OURS_SEARCH, "trl": TRL_SEARCH}
-NAMES = LADDER | BONUSES | TRL_SEARCH | TWINS
+ARMS = {"ours": AVERAGED, "trl": TRL_SEARCH}
+NAMES = LADDER | BONUSES | AVERAGED | TRL_SEARCH | TWINS

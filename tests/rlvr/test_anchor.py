@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from mesotron.rlvr.anchor import Anchor, momentum_at
+from support import rlvr_tiny
 
 
 def make_model(dtype=torch.float32) -> nn.Sequential:
@@ -91,3 +93,37 @@ def test_the_cosine_ends_where_the_anchor_hardly_moves():
     assert values == sorted(values)
     assert momentum_at(0.5, 1.0, "cosine") == 1.0
     assert momentum_at(7.0, 0.99) == 0.99
+
+
+def test_a_mean_of_the_last_models_starts_as_a_plain_mean():
+    model, mean = make_model(), Anchor()
+    start = copy_of(model)
+    for moved in (1.0, 1.5, 2.0, 2.5, 3.125):  # the last is 0.75 * 2.5 + 0.25 * 5
+        move(model, 1.0)
+        mean.add(model, decay=0.75)
+        for weight, old in zip(mean.weights.values(), start, strict=True):
+            torch.testing.assert_close(weight, old + moved)
+
+
+def test_a_run_ends_with_its_averaged_weights(tmp_path):
+    seen: list[dict[str, list[torch.Tensor]]] = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            own = copy_of(trainer.policy)
+            with trainer.averaged():
+                seen.append({"own": own, "average": copy_of(trainer.policy)})
+            assert all(map(torch.equal, copy_of(trainer.policy), own))
+
+    trainer = rlvr_tiny.make_trainer(
+        tmp_path, max_steps=3, learning_rate=1e-2, parts={"optim": "muon", "average": 0.9}
+    )
+    trainer.add_callback(Look())
+    trainer.train()
+    first, second, last = seen
+    assert all(map(torch.equal, first["own"], first["average"]))
+    assert not all(map(torch.equal, second["own"], second["average"]))
+    for one, two, mean in zip(first["own"], second["own"], second["average"], strict=True):
+        torch.testing.assert_close(mean, (one + two) / 2)
+    assert all(map(torch.equal, last["average"], copy_of(trainer.policy)))
+    assert trainer.average.updates == 3

@@ -79,7 +79,7 @@ def log_rows(trainer: Any) -> list[dict[str, float]]:
 # The step to resume from, and the settings. A step of the plain run takes two of ten prompts, so
 # the data is shuffled again after five.
 CASES = {
-    "a new epoch": (5, {}),
+    "a new epoch": (5, {"parts": {"average": 0.7}}),
     "accumulation": (3, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
     "inside a buffer": (3, {"num_iterations": 2, "steps_per_generation": 2}),
     "schedule": (1, {"lr_scheduler_type": "cosine", "warmup_steps": 2}),

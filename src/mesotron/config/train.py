@@ -400,6 +400,9 @@ class TrainConfig(LanguageRunConfig):
     """With --resume: use code and addresses that the run's files name, such as MODULE:FUNCTION."""
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
+    average: float = setting(0.0, ge=0, lt=1)
+    """Evaluate an average of the weights, which replaces them at the end; this share of it is kept
+    at each step (0: no average)."""
     guard: GuardName = "warn"
     """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
     watch: RunWatchConfig = RunWatchConfig()

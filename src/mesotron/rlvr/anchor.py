@@ -92,22 +92,32 @@ class Anchor:
         self.moved = total * torch.tensor([momentum**2, 1.0], device=total.device)
         self.updates += 1
 
+    @torch.no_grad()
+    def add(self, model: nn.Module, decay: float) -> None:
+        """Add the model to the mean of all so far, or of the last 1 / (1 - decay)."""
+        self.start(model)
+        weight = max(1 - decay, 1 / (self.updates + 1))
+        for name, p in trainable(model):
+            mean = self.weights[name]
+            mean.lerp_(local(p).to(mean.dtype), weight)
+        self.updates += 1
+
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """Give the model the anchor's weights inside the block; tensors keep their addresses."""
         self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
-        self._write(model, self.weights)
+        self.replace(model)
         try:
             yield
         finally:
-            self._write(model, own)
+            self.replace(model, own)
 
-    @staticmethod
     @torch.no_grad()
-    def _write(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    def replace(self, model: nn.Module, weights: dict[str, Tensor] | None = None) -> None:
+        """Give the model the average, or other weights."""
         for name, p in trainable(model):
-            local(p).copy_(weights[name])
+            local(p).copy_((weights or self.weights)[name])
 
     def state_dict(self) -> dict[str, Any]:  # of a sharded model each process has its shards
         values = {"updates": self.updates, "moved": self.moved.tolist()}
@@ -181,11 +191,15 @@ class AnchoredSampler:
         return completion_ids, None if logprobs[0] is None else logprobs
 
 
-def check_anchorable(trainer: Any, group_size: int) -> None:
-    name, args = trainer.objective.name, trainer.args
+def refuse_flat_shards(trainer: Any, name: str) -> None:
     flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     if trainer.is_deepspeed_enabled or flat:
         raise ValueError(f"{name} cannot average the flat shards of DeepSpeed and FSDP1: use FSDP2")
+
+
+def check_anchorable(trainer: Any, group_size: int) -> None:
+    name, args = trainer.objective.name, trainer.args
+    refuse_flat_shards(trainer, name)
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         raise ValueError(
             f"{name} does not support tools, images or a rollout_func: use grpo or vote with those"

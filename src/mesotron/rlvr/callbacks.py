@@ -87,7 +87,7 @@ class RunLog(TrainerCallback):
 
 
 class StepEnd(TrainerCallback):
-    """Times each step and its optimizer, logs a norm, skips silent batches, moves the anchor."""
+    """Times each step and its optimizer, logs a norm, skips silent batches, moves averages."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -115,13 +115,17 @@ class StepEnd(TrainerCallback):
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         self.optimizer_time = time.perf_counter() - self.optimizer_start
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         trainer = self.trainer
         if trainer.auxiliary_norm is not None:
             trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
             trainer.auxiliary_norm = None
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
+        if trainer.average is not None:
+            trainer.average.add(trainer.policy, trainer.decay)
+            if state.global_step >= state.max_steps:
+                trainer.average.replace(trainer.policy)
         spent = time.perf_counter() - self.step_start
         trainer._note({"time/step": spent, "time/optimizer": self.optimizer_time})
 

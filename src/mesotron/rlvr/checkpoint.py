@@ -202,13 +202,13 @@ class SafeCheckpoints(Mixin):
         return load_state(Path(checkpoint), f"process-{self.args.process_index}")
 
     def restore_policy(self, checkpoint: Path) -> None:
-        """Go back to a checkpoint's weights, optimizer and anchor in the middle of training, for
+        """Go back to a checkpoint's weights, optimizer and averages in the middle of training, for
         `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
-        if "anchor" in self.stateful:
+        for name in self.stateful.keys() & {"anchor", "average"}:
             own = self._load_process_state(str(checkpoint))
-            self.stateful["anchor"].load_state_dict(own["stateful"]["anchor"])
+            self.stateful[name].load_state_dict(own["stateful"][name])
 
 
 def load_adapter(model: Any, folder: Path) -> None:

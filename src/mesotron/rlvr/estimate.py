@@ -273,6 +273,7 @@ class _Model:
             "casts": s.parameters * b * self.mixed,
             "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
             "reference": weights * copies,
+            "average": 4 * self.trained * bool(config.average),
             "fast rollout": sampler * bool(config.rollout.fast),
             "vllm": FIT.vllm_share * self.device.memory * GIB * colocated,
             largest: phases[largest] + WORKSPACE,

@@ -172,7 +172,7 @@ def train_in(
 
     def score() -> float:
         step = trainer.state.global_step
-        with meter.evaluation():
+        with meter.evaluation(), trainer.averaged():
             result = evaluate_part(parts, trainer.model, f"step {step}")
         value = (main_score(result) or {"value": math.nan})["value"]
         view.notes[measure_name] = f"{start}, {value:.3f} at step {step}"
@@ -270,6 +270,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         # Own rewards alone read no answers, and what is logged of answers would mislead the watch.
         judge=Judge(parts.judge.format, parts.judge.verifier, reads=reads_answers(config)),
         fast=bool(config.rollout.fast),
+        average=config.average,
         tools=parts.toolbox and parts.toolbox.tools,
         environment_factory=parts.toolbox and parts.toolbox.environment,
     )

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ from mesotron.rlvr.anchor import (
     check_anchorable,
     momentum_at,
     reference_in_memory,
+    refuse_flat_shards,
 )
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
@@ -80,6 +82,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         judge: turns completions into facts; self-labeled objectives without one read \\boxed{}.
         fast: sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded
             passes, as far as model and hardware support them; a log line names what is left out.
+        average: decay per step of a mean of the weights that replaces them after the last step.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
     Example:
@@ -91,6 +94,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     """
 
     anchor: Anchor | None = None
+    average: Anchor | None = None
     sampler: GraphSampler | None = None
     shared_prompts: SharedPromptPass | None = None
     resampler: Resampler | None = None
@@ -112,6 +116,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         objective: str | ObjectiveConfig | None = None,
         judge: Judge | None = None,
         fast: bool = False,
+        average: float = 0.0,
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
@@ -162,6 +167,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.anchor = self.stateful["anchor"] = Anchor()
             if self.objective.name == "corewarding" and self.beta:
                 self.ref_model = self.anchor
+        self.decay = average
+        if average:
+            refuse_flat_shards(self, "average")
+            self.average = self.stateful["average"] = Anchor()
         if self.objective.dynamic_sampling == "resample":
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
@@ -528,7 +537,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self._last_pass = logprobs, entropies
         return logprobs, entropies, aux_loss
 
-    # The anchor
+    # The anchor, and averaged weights
 
     def _move_anchor(self) -> None:
         if self.anchor is None:
@@ -548,6 +557,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         progress = self.state.global_step / max(self.state.max_steps, 1)
         schedule = self.objective.momentum_schedule or "constant"
         self.anchor.update(self.policy, momentum_at(progress, self.objective.momentum, schedule))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The averaged weights, if there are any, in place of the policy's: to evaluate them."""
+        average = self.average
+        return average.in_place_of(self.policy) if average and average.updates else nullcontext()
 
     # The optimizer
 
