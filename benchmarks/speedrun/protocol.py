@@ -27,18 +27,20 @@ from typing import Any
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.speedrun.children import Children, Row
-from benchmarks.speedrun.entries import ARMS, AVERAGED, NAMES, SIDE_BY_SIDE
+from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.tournament.__main__ import protocol_commit
 
 Done = dict[str, Row]
-OURS_SEEDS = (110, 111, 113)
-# Rounds of plain TRL's search: seeds that are added, and how many configurations stay.
-SEARCH = (((110,), 5), ((111,), 2), ((112, 113, 114), 2))
+# Rounds of an arm's search: seeds that are added, and how many configurations stay.
+SEARCH = {
+    "ours": ((range(110, 115), 1),),
+    "trl": (((110,), 5), ((111,), 2), ((112, 113, 114), 2)),
+}
+REPORTED = {"ours": tuple(ARMS["ours"]), "trl": ("stock_4e-05_650",)}  # the twentieth amendment
 PACE_SEED = 110
 REPORTING_SEEDS = {"ours": range(280, 290), "trl": range(230, 235)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
 TARGET, CONSECUTIVE, EVERY_STEPS, EVERY_STEPS_OF_TWINS = 0.90, 2, 10, 50
-REPORTED = {"ours": tuple(AVERAGED), "trl": ("stock_4e-05_650",)}  # the twentieth amendment
 PACE_STEPS = 30
 FREE = ("optim.lr", "steps", "objective.entropy_bonus", "average")
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
@@ -81,37 +83,20 @@ def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) 
     return sorted(known, key=known.__getitem__)[:count]
 
 
-def best_average(cells: Sequence[Row | None]) -> list[str]:
-    """The average that arrives on all tuning seeds with the smallest median; none if none does,
-    or before all runs are there."""
-    from benchmarks.speedrun.racing import arrival
-
-    times = {}
-    for name, entry in AVERAGED.items():
-        key = str(entry["average"])
-        found = [arrival(cell["curve"], key, TARGET, CONSECUTIVE) for cell in cells if cell]
-        known = [seconds for seconds in found if seconds is not None]
-        if len(known) == len(cells):
-            times[name] = median(known)
-    return sorted(times, key=times.__getitem__)[:1]
-
-
 def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
-    """Runs in their order, those that are done included. Ours reports the average that was best
-    on tuning seeds, if it arrived on all."""
+    """Runs in their order, those that are done included. TRL waits for the search of ours, which
+    reports only what arrived on all tuning seeds."""
     for arm in arms:
-        seeds = tuple[int, ...]()
+        names, seeds = list(ARMS[arm]), tuple[int, ...]()
+        for more, stay in SEARCH[arm]:
+            yield from (make("tuning", arm, name, seed) for seed in more for name in names)
+            seeds += tuple(more)
+            names = best_of(names, seeds, done, stay)
         if arm == "ours":
-            cells = [make("tuning", arm, SIDE_BY_SIDE, seed) for seed in OURS_SEEDS]
-            yield from cells
-            names = best_average([done.get(key_of(cell)) for cell in cells])
-        else:
-            names = list(ARMS[arm])
-            for more, stay in SEARCH:
-                yield from (make("tuning", arm, name, seed) for seed in more for name in names)
-                seeds += more
-                names = best_of(names, seeds, done, stay)
-            names = [name for name in names if name in REPORTED[arm]]
+            if not names:
+                return
+            names = [name for name in names if (rank(name, seeds, done) or (1,))[0] == 0]
+        names = [name for name in names if name in REPORTED[arm]]
         yield from (make("reporting", arm, name, s) for name in names for s in REPORTING_SEEDS[arm])
 
 
@@ -125,8 +110,6 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
     name = cell["name"].replace("stock", "twin") if twin else cell["name"]
     every = EVERY_STEPS_OF_TWINS if twin else EVERY_STEPS
     given = rules(settings) | {"pace": (first, later), "every": every * later}
-    if cell["name"] == SIDE_BY_SIDE:
-        given["decays"] = [entry["average"] for entry in AVERAGED.values()]
     if cell["arm"] == "trl" and not settings["small"]:  # so that several fit into memory
         given["common"] += ["rollout.micro_batch=128"]
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +12,6 @@ from transformers import TrainerCallback
 
 from benchmarks.speedrun.children import Row
 from benchmarks.speedrun.contenders import Contestant, make_config
-from mesotron.rlvr.anchor import Anchor
 
 SETTLED = 5  # steps after the first that may still choose or record kernels
 
@@ -30,17 +28,15 @@ class Clock(TrainerCallback):
         pace: seconds of the first step and of a later one where the contestant is alone; given,
             steps are counted and the time is theirs, since others share the GPU.
         consecutive: evaluations in a row that must reach the target; the first one's time counts.
-        decays: of averages that are evaluated beside the weights; given, all of them must arrive.
     """
 
     def __init__(
         self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float,
         pace: tuple[float, float] | None = None, consecutive: int = 1,
-        decays: Sequence[float] = (),
     ) -> None:  # fmt: skip
         self.contestant, self.every, self.target = contestant, every, target
         self.seconds, self.deadline, self.pace = seconds, deadline, pace
-        self.consecutive, self.averages = consecutive, {decay: Anchor() for decay in decays}
+        self.consecutive = consecutive
         self.began = self.paused = self.looked = 0.0
         self.cut_short = False
         self.curve: list[Row] = []
@@ -62,8 +58,6 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = self.now(state.global_step)
         self.steps.append(now)
-        for decay, average in self.averages.items():
-            average.add(self.contestant.trainer.model, decay)
         self.cut_short = time.perf_counter() > self.deadline
         over = now > self.seconds or self.cut_short
         if over or now - self.looked >= self.every:
@@ -79,17 +73,14 @@ class Clock(TrainerCallback):
     def look(self, step: int, now: float = 0.0) -> None:
         """Evaluate with the clock stopped."""
         began = time.perf_counter()
-        point = {"step": step, "seconds": now, "accuracy": self.contestant.accuracy()}
-        for decay, average in self.averages.items():
-            with average.in_place_of(self.contestant.trainer.model):
-                point[str(decay)] = self.contestant.accuracy()
+        accuracy = self.contestant.accuracy()
         self.paused += time.perf_counter() - began
-        self.curve.append(point)
+        self.curve.append({"step": step, "seconds": now, "accuracy": accuracy})
 
     def reached(self) -> bool:
-        keys = [str(decay) for decay in self.averages] or ["accuracy"]
-        times = (arrival(self.curve, key, self.target, self.consecutive) for key in keys)
-        return all(seconds is not None for seconds in times)
+        last = self.curve[-self.consecutive :]
+        enough = len(last) == self.consecutive
+        return enough and all(point["accuracy"] >= self.target for point in last)
 
     def row(self) -> Row:
         """The time to the target, None if it was not reached, and how it went."""
@@ -109,22 +100,13 @@ class Clock(TrainerCallback):
         }
 
 
-def arrival(curve: list[Row], key: str, target: float, consecutive: int = 2) -> float | None:
-    """Seconds to the first of so many evaluations in a row that reach the target."""
-    for k in range(len(curve) - consecutive + 1):
-        if all(point[key] >= target for point in curve[k : k + consecutive]):
-            return curve[k]["seconds"]
-    return None
-
-
 def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     """One contender, one seed."""
     deadline = time.perf_counter() + seconds
     config = make_config(name, seed, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
     rules = (given["every"], given["target"], given["limit"], deadline, given.get("pace"))
-    more = given.get("consecutive", 1), given.get("decays", ())
-    clock = Clock(contestant, *rules, *more)
+    clock = Clock(contestant, *rules, given.get("consecutive", 1))
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
     return clock.row() | {"name": name, "seed": seed}
