@@ -354,29 +354,6 @@ def test_dropped_groups_leave_the_loss(tmp_path):
     assert num_silent
 
 
-@pytest.mark.parametrize("how", ["drop", "resample"])
-def test_equal_groups_that_could_earn_more_keep_the_entropy_bonus(tmp_path, how):
-    """Prompts that start with an even digit earn 0 for anything, others 1; all groups are equal."""
-
-    def by_prompt(prompts, **_):
-        return [float(int(prompt[0]) % 2) for prompt in prompts]
-
-    more = {"dynamic_max_rounds": 1} if how == "resample" else {}
-    objective = ObjectiveConfig(
-        name="grpo", beta=0.0, dynamic_sampling=how, entropy_bonus=0.1, **more
-    )
-    trainer, steps = train_and_spy(tmp_path, objective, by_prompt)
-    kept_rows = 0
-    for batch, row in steps:
-        kept = (loss_mask(batch).sum(1) > 0).tolist()
-        digits = first_digits(trainer, batch)
-        assert kept == [digit % 2 == 0 for digit in digits]
-        assert not batch["advantages"].any()
-        assert row["dynamic/filled"] == 0
-        kept_rows += sum(kept)
-    assert 0 < kept_rows < 24 * len(steps)
-
-
 @pytest.mark.parametrize("oversample", [1, 4])
 def test_resampling_fills_the_batch_with_prompts_with_a_signal(tmp_path, monkeypatch, oversample):
     sampled, generate = [], GRPOTrainer._generate_single_turn

@@ -212,8 +212,7 @@ class ObjectiveConfig(Config, prefix="objective."):
     entropy_filter: float | Literal["off"] = setting(0.75, ge=0)
     """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
     dynamic_sampling: Literal["off", "skip", "drop", "resample"] = "off"
-    """Groups of equal rewards: make no step if all are (skip), drop them, or resample. Below the
-    best reward they keep an entropy bonus."""
+    """Groups of equal rewards: make no step if all are (skip), drop them, or resample."""
     dynamic_tolerance: float = setting(1e-6, ge=0)
     """Rewards closer than this count as equal."""
     dynamic_max_rounds: int = setting(3, ge=1)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from mesotron.config import ObjectiveConfig
@@ -39,11 +38,6 @@ class Scored:
 
     def spreads(self) -> list[float]:
         return group_spreads(self.rewards, self.tolerance).tolist()
-
-    def unsolved(self) -> Tensor:
-        """[P] Which groups earn less than the best completion: equal ones should keep exploring."""
-        best = self.rewards.nan_to_num(-torch.inf).max() - self.tolerance
-        return self.rewards.nanmean(dim=1) < best
 
     def metrics(self) -> dict[str, float]:
         """groups/*, and with facts also facts/* and answers/*."""

@@ -230,13 +230,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         else:
             batch = self._score_round(inputs)
             silent = [spread == 0 for spread in self.scored.spreads()]
-        unsolved = batch.pop("unsolved", None)
         self.silent |= self._step == self.update_start
         self.silent &= all(silent) and self.multi_objective_aggregation == "sum_then_normalize"
         if silent and self.objective.dynamic_sampling in ("drop", "resample"):
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             G = self._group_size()
-            batch = self._drop_rows(batch, [out for out in silent for _ in range(G)], unsolved)
+            batch = self._drop_rows(batch, [out for out in silent for _ in range(G)])
         self._note({"time/rollout": time.perf_counter() - start})
         return batch
 
@@ -256,27 +255,20 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             masked = self._gather((batch["importance_sampling_ratio"] == 0).float().mean(dim=1))
             metrics["sampling/masked"] = masked.mean().item()
         self._note(metrics)
-        if self._entropy_bonus_enabled and self.policy.training:
-            rows = self.scored.unsolved().repeat_interleave(self._group_size())
-            own = rows[len(inputs) * self.accelerator.process_index :][: len(inputs)]
-            batch["unsolved"] = own.to(self.accelerator.device)
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
         if self.scale_rewards == "batch" or not by_group:
             # TRL computed it from the spread of the batch, which says nothing about groups.
             self._metrics[self._mode()]["frac_reward_zero_std"][-1] = metrics["groups/zero_signal"]
         return batch
 
-    def _drop_rows(
-        self, batch: dict[str, Any], dropped: Sequence[bool], but: Tensor | None = None
-    ) -> dict[str, Any]:
-        """Take completions (numbered over all processes) out of every term of the loss, `but` some
-        of this process."""
+    def _drop_rows(self, batch: dict[str, Any], dropped: Sequence[bool]) -> dict[str, Any]:
+        """Take completions (numbered over all processes) out of every term of the loss."""
         # TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it is not part of
         # the attention mask, so the model still reads what it read when the batch was scored.
         mask = loss_mask(batch)
         start = self.accelerator.process_index * len(mask)
-        kept = mask.new_tensor([not out for out in dropped[start : start + len(mask)]])
-        mask = mask * (kept if but is None else kept.maximum(but.to(kept)))[:, None]
+        kept = [not out for out in dropped[start : start + len(mask)]]
+        mask = mask * mask.new_tensor(kept)[:, None]
         return {**batch, "tool_mask": mask, "num_items_in_batch": self._gather(mask.sum()).sum()}
 
     # Sampling
