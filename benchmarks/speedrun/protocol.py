@@ -42,7 +42,7 @@ REPORTING_SEEDS = {"ours": range(280, 290), "trl": range(230, 235)}
 ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
 TARGET, CONSECUTIVE, EVERY_STEPS, EVERY_STEPS_OF_TWINS = 0.90, 2, 10, 50
 PACE_STEPS = 30
-FREE = ("optim.lr", "steps", "objective.entropy_bonus", "average")
+FREE = ("optim.lr", "steps", "objective.entropy_bonus", "objective.dynamic_choice", "average")
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
 GRACE = 60.0
 FEWEST = 3  # arrivals of a baseline whose median counts; below, the ends of its schedules
