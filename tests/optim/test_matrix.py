@@ -15,7 +15,6 @@ from mesotron.optim.matrix import (
     _gram_segment,
     _standard_segment,
     apply_filter,
-    gram,
     largest_eigenvalue,
     normalize,
 )
@@ -111,7 +110,7 @@ def aimed(matrix: Tensor, sigma: np.ndarray, filter: Filter) -> np.ndarray:
 def seen_largest(matrix: Tensor) -> float:
     """The largest singular value as the filter estimates it, tested on its own below."""
     X = matrix[None] / matrix.norm()
-    A = gram(X)
+    A = torch.bmm(X, X.mT)
     return largest_eigenvalue(A @ A).item() ** 0.25
 
 

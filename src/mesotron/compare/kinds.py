@@ -29,19 +29,17 @@ from mesotron.config import (
     VlaTrainConfig,
     base,
 )
-from mesotron.config.base import from_plain, suggest, to_plain
 from mesotron.config.flags import read_setting
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.rlvr.rewards import is_own
 from mesotron.runs import RunFolder
-from mesotron.runs.files import write_json
+from mesotron.runs.files import Row, write_json
 from mesotron.runs.trust import code_names, search_working_folder
 from mesotron.runs.workers import resolve
 from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.engine import Engine
 
-Row = dict[str, Any]
 Scores = dict[str, float]  # by problem
 Config = TypeVar("Config")
 
@@ -98,10 +96,8 @@ class Kind(ABC):
         for key, value in _TABLES[name].items():
             setattr(cls, key, value)
 
-    @abstractmethod
-    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
-
-    def refuse_overridden(self, changes: Sequence[str]) -> None:
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
+        self.recipe = recipe
         for name in (read_setting(self.config_type, one)[0] for one in changes):
             if name in self.contested:
                 raise ValueError(f"--set {name} is each contender's own: see --optims and --rates")
@@ -173,8 +169,7 @@ class Language(Kind, name="rlvr"):
     probe_problems = 8
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
-        self.recipe = recipe
-        self.refuse_overridden(changes)
+        super().__init__(recipe, changes)
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
@@ -190,16 +185,13 @@ class Language(Kind, name="rlvr"):
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         for name in objectives:
             _check_known("objective", name, get_args(ObjectiveName))
-        return [
-            Contender(
-                name=f"{optim}+{objective}" if len(objectives) > 1 else optim,
-                optim=optim,
-                objective=objective,
-                about=self.optim_config(optim)[0],
-            )
-            for optim in optims
-            for objective in objectives or (self.config.objective.name,)
-        ]
+        made = []
+        for optim in optims:
+            about, _ = self.optim_config(optim)
+            for objective in objectives or (self.config.objective.name,):
+                name = f"{optim}+{objective}" if len(objectives) > 1 else optim
+                made.append(Contender(name=name, optim=optim, objective=objective, about=about))
+        return made
 
     def optim_config(self, optim: str) -> tuple[str, OptimConfig]:
         """Description and config of an optimizer; `pion:promote=2` is a variant."""
@@ -274,8 +266,7 @@ class Games(Kind, name="ppo"):
     config_type = SnakeConfig
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
-        self.recipe = recipe
-        self.refuse_overridden(changes)
+        super().__init__(recipe, changes)
         self.config: SnakeConfig = change(SnakeConfig(gif=False), changes)
         self.base_rate = self.config.lr
 
@@ -313,8 +304,7 @@ class Robots(Kind, name="vla"):
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         from mesotron.vla.demos import is_lerobot
 
-        self.recipe = recipe
-        self.refuse_overridden(changes)
+        super().__init__(recipe, changes)
         # The rules are the contenders', but a strength of Pion is only valid beside Pion.
         strength = any(one.startswith(("optim.promote", "optim.cutoff")) for one in changes)
         pion = ("optim.action=pion",) if strength else ()
@@ -369,7 +359,7 @@ def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
 
 def _check_known(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        hint = suggest(name, known)
+        hint = base.suggest(name, known)
         raise ValueError(f"unknown {what} {name!r}{hint}: choose from {', '.join(known)}")
 
 
@@ -453,14 +443,14 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
 
 
 def cell_command(path: Path, kind: str, config: Any) -> list[str]:
-    write_json(path, {"kind": kind, "config": to_plain(config)})
+    write_json(path, {"kind": kind, "config": base.to_plain(config)})
     return [sys.executable, "-P", "-m", "mesotron.compare.kinds", str(path)]
 
 
 def run_cell(path: Path) -> int:
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
-    config: Any = from_plain(kind.config_type, values["config"], str(path))
+    config: Any = base.from_plain(kind.config_type, values["config"], str(path))
     if code_names(config):  # of the tournament's own command: `Progress.settings` checked it
         search_working_folder()
     return resolve(kind.command)(config)

@@ -73,14 +73,8 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
 
 
 def _difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
-    by_seed = [
-        {
-            cell.seed: cell
-            for cell in _final_cells(record, row.contender, row.rate)
-            if cell.per_problem is not None
-        }
-        for row in (first, second)
-    ]
+    finals = [_final_cells(record, row.contender, row.rate) for row in (first, second)]
+    by_seed = [{c.seed: c for c in cells if c.per_problem is not None} for cells in finals]
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     if not seeds:
         return None
@@ -90,13 +84,9 @@ def _difference(record: Tournament, first: Standing, second: Standing) -> np.nda
 
 def _final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
     """Finished final cells by seed; an extended search may have left some at another rate."""
-    cells = [
-        cell
-        for cell in record.cells
-        if (cell.contender, cell.rate, cell.stage) == (name, rate, "final")
-        and cell.state in ("done", "failed")
-    ]
-    return sorted(cells, key=lambda cell: cell.seed)
+    ended = [cell for cell in record.cells if cell.state in ("done", "failed")]
+    own = [c for c in ended if (c.contender, c.rate, c.stage) == (name, rate, "final")]
+    return sorted(own, key=lambda cell: cell.seed)
 
 
 def _scores(cells: Sequence[Cell]) -> np.ndarray:
@@ -140,11 +130,8 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
 
 def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[int, float]]:
     """(row index, mean of the last few finite values), from the first full window on."""
-    points = [
-        (k, sign * row[name])
-        for k, row in enumerate(rows)
-        if name in row and math.isfinite(row[name])
-    ]
+    logged = [(k, row[name]) for k, row in enumerate(rows) if name in row]
+    points = [(k, sign * value) for k, value in logged if math.isfinite(value)]
     window = min(WINDOW, len(points))
     windows = [points[end - window : end] for end in range(window or 1, len(points) + 1)]
     return [(part[-1][0], fmean(value for _, value in part)) for part in windows]

@@ -370,11 +370,8 @@ class Runner:
 
     def _view(self) -> Group:
         record, done = self.progress.record, self.progress.num_done()
-        running = ", ".join(
-            f"{cell.contender} {cell.rate:g} s{cell.seed} ({cell.stage})"
-            for cell in record.cells
-            if cell.state == "running"
-        )
+        cells = [cell for cell in record.cells if cell.state == "running"]
+        running = ", ".join(f"{c.contender} {c.rate:g} s{c.seed} ({c.stage})" for c in cells)
         line = (
             f"{done} of {self.progress.num_expected()} runs, about "
             f"{spell_time(self._seconds_left())} left; running: {running or 'none'}"

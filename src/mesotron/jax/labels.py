@@ -9,8 +9,6 @@ cannot be determined is filtered if it has two dimensions or more, with a warnin
 override; `strict=True` raises instead.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import warnings
@@ -144,7 +142,7 @@ def _first_match(path: str, patterns: Iterable[str]) -> str | None:
     return next((pattern for pattern in patterns if fnmatchcase(path, pattern)), None)
 
 
-def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -> Role:
+def _choose_role(site: "LeafSite", overrides: Mapping[str, str], per_head: bool) -> Role:
     role = _role_of(site)
     pattern = _first_match(site.name, overrides)
     if pattern is not None:

@@ -92,9 +92,8 @@ def lora_product(
                 G = jnp.where(ok, grads[k].astype(jnp.promote_types(M.dtype, jnp.float32)), M)
                 mixed = G + mu * (M - G)
                 momenta[k] = mixed.astype(M.dtype)
-                directions.append(
-                    _stacked(G + mu * (mixed - G) if nesterov else mixed, inputs_first)
-                )
+                U = G + mu * (mixed - G) if nesterov else mixed
+                directions.append(_stacked(U, inputs_first))
                 sides.append(_stacked(weights[k].astype(G.dtype), inputs_first))
             (A, B), (U_A, U_B) = sides, directions
             m, n = B.shape[1], A.shape[2]

@@ -162,12 +162,8 @@ class SpectralRule:
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
         """Each leaf in its own sharding, which a batch may have changed to a neighbor's."""
-        return [
-            jax.lax.with_sharding_constraint(leaf, self.shardings[name])
-            if name in self.shardings
-            else leaf
-            for name, leaf in zip(names, leaves)
-        ]
+        place, own = jax.lax.with_sharding_constraint, self.shardings
+        return [place(x, own[name]) if name in own else x for name, x in zip(names, leaves)]
 
 
 def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filtered, Array]:

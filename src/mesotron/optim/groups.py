@@ -1,7 +1,5 @@
 """Param groups: rule names, reading and checking groups, sorting them for a step, and clipping."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -182,7 +180,7 @@ class Norms(NamedTuple):
     auxiliary: Tensor
 
 
-def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
+def clip_gradients(optimizer: "RoutedOptimizer", max_norm: float, matrices: bool = False) -> Norms:
     """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
     A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
     times as large as those after it outweighs them in a momentum mu for up to

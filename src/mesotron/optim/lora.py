@@ -15,8 +15,6 @@ The damping keeps the second-order term s dB dA below e / 2 where B is still sma
 Legend: K pairs of one shape; A is [K, r, n], B is [K, m, r]; W is m x n.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import replace

@@ -34,7 +34,7 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
     norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)
-    A = gram(X)
+    A = torch.bmm(X, X.mT)
     concentration = A.float().square().sum((1, 2))
     m, n = X.shape[1:]
     steps = filter.steepest_steps(m, n)
@@ -75,10 +75,6 @@ def normalize(X: Tensor) -> Tensor:
     inverse = norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0)
     X.mul_(inverse.to(X.dtype)[:, None, None])
     return norm
-
-
-def gram(X: Tensor) -> Tensor:
-    return torch.bmm(X, X.mT)
 
 
 def _square(S: Tensor) -> Tensor:
@@ -123,7 +119,7 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
 def _standard_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     spare = torch.empty_like(X)
     for a, b, c in triples:
-        A = gram(X) if A is None else A
+        A = torch.bmm(X, X.mT) if A is None else A
         torch.bmm(_combine(A, b, c), X, out=spare)
         if not isinstance(a, float):
             spare.addcmul_(X, a.to(X.dtype))
@@ -136,7 +132,7 @@ def _standard_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tens
 def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     """Iterate R = X X^T: with Z = a I + b R + c R R, all of them polynomials of R and so commuting,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
-    R, Q = gram(X) if A is None else A, None
+    R, Q = torch.bmm(X, X.mT) if A is None else A, None
     for k, (a, b, c) in enumerate(triples):
         Z = _combine(R, b, c)
         Z.diagonal(dim1=1, dim2=2).add_(a if isinstance(a, float) else a[:, 0].to(Z.dtype))

@@ -5,8 +5,6 @@ Each param group names its rule, so one object has one state_dict, one scheduler
 `sharding` handles DTensors.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from itertools import groupby

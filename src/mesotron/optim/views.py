@@ -7,8 +7,6 @@ the tensor. A view has a short string form ("whole", "rows:16", "stack/rows:2") 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -92,7 +90,7 @@ class View:
 
     @staticmethod
     @cache
-    def parse(text: str) -> View:
+    def parse(text: str) -> "View":
         """Read a view from its string form; the inverse of `str`."""
         fields: dict = {}
         for word in text.split("/"):

@@ -1,7 +1,5 @@
 """`mesotron chat`: a conversation with a trained model, or one answer, beside the start model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

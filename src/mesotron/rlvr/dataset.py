@@ -3,8 +3,6 @@
 The gold is for rewards and metrics; self-labeled objectives do not train on it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import deque
@@ -26,7 +24,7 @@ Row = dict[str, Any]
 class Chat(list[dict[str, Any]]):
     """The messages of a prompt; shallow deepcopy, since TRL deep-copies every prompt."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Chat:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Chat":
         return Chat(self)
 
 

@@ -6,12 +6,11 @@ Torch is imported only when a model is loaded.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,7 +84,7 @@ class EvalResult:
     measure: Literal["accuracy", "reward"] = "accuracy"  # which of the two is the result
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 def evaluate(

@@ -1,8 +1,6 @@
 """`mesotron export`: a run's model as a folder for `from_pretrained`, a GGUF file or a hub
 repository, with a model card that carries the run's evidence."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

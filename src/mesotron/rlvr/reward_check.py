@@ -5,8 +5,6 @@ could learn to give without solving the problem. What a cheat earns is a share o
 above the worst of them all.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

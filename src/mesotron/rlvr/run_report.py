@@ -3,7 +3,6 @@
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,10 +12,10 @@ from mesotron.rlvr import scores
 from mesotron.rlvr.train import run_name
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
+from mesotron.runs.files import Row
 from mesotron.runs.markdown import fill_template, make_table, training_table
 from mesotron.watch.guard import Monitor, merge_history
 
-Row = dict[str, Any]
 PAIRS_SHOWN = 4
 CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
 

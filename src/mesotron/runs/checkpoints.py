@@ -72,7 +72,7 @@ def start(root: Path, step: int) -> Path:
     return draft
 
 
-def publish(draft: Path) -> Path:
+def publish(draft: Path) -> None:
     """Write the manifest, sync everything to disk and rename the draft."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     listing = {str(path.relative_to(draft)): fingerprint(path) for path in files}
@@ -83,7 +83,6 @@ def publish(draft: Path) -> Path:
     remove(final)  # the same step of an earlier attempt, or a damaged one
     draft.rename(final)
     sync(final.parent)
-    return final
 
 
 def remove(path: Path) -> None:

@@ -3,8 +3,6 @@
 `mesotron.route` and `mesotron.jax.label` find the `Role` of each parameter and return the table.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -202,7 +200,7 @@ class RoutingTable:
             for rule, (tensors, size) in self.counts().items()
         )
 
-    def render(self, console: Console, *, full: bool = False) -> None:
+    def render(self, console: "Console", *, full: bool = False) -> None:
         """Print the table with one color per rule."""
         from rich.table import Table
 

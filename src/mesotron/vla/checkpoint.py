@@ -1,7 +1,5 @@
 """Checkpoints of a policy: weights and normalization in safetensors, everything else in JSON."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -33,7 +31,7 @@ class Saved(NamedTuple):
     execute: int | None  # the run's `--execute`
 
 
-def save(root: Path, trainer: Trainer, world: WorldConfig | None, keep: int) -> None:
+def save(root: Path, trainer: "Trainer", world: WorldConfig | None, keep: int) -> None:
     with writing(root, trainer.step) as draft:
         save_policy(draft, trainer.policy, trainer.step, world, trainer.config.execute)
         save_state(draft, OPTIMIZER, trainer.optimizer.state_dict())
@@ -86,7 +84,7 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
     return Saved(policy.to(device).eval(), step, world, folder, execute)
 
 
-def restore(trainer: Trainer, folder: Path, step: int) -> None:
+def restore(trainer: "Trainer", folder: Path, step: int) -> None:
     _load_weights(trainer.policy, folder)
     trainer.optimizer.load_state_dict(load_state(folder, OPTIMIZER))
     trainer.step = step

@@ -8,8 +8,6 @@ instead of the image. Single frames with a scattered hand, each scene with two i
 the difference between 8 % and 98 % success in our prototype.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -134,8 +132,8 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
 
 
 def _split(
-    specs: list[DemoSpec], episode_actions: int, horizon: int
-) -> list[tuple[int, list[DemoSpec]]]:
+    specs: list["DemoSpec"], episode_actions: int, horizon: int
+) -> list[tuple[int, list["DemoSpec"]]]:
     """Blocks of episodes or of single frames, each with the number of its first demonstration."""
     num_episodes = sum(not spec.scatter for spec in specs)  # which come first
     kinds = ((0, num_episodes, episode_actions), (num_episodes, len(specs), horizon))

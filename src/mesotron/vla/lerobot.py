@@ -255,14 +255,11 @@ def _write_episodes_and_tasks(
 
 
 def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -> dict[str, Any]:
-    features: dict[str, Any] = {
-        IMAGES + camera: {
-            "dtype": "image",
-            "shape": list(images.shape[1:]),
-            "names": ["height", "width", "channels"],
-        }
-        for camera, images in demos.images.items()
-    }
+    features: dict[str, Any] = {}
+    names = ["height", "width", "channels"]
+    for camera, images in demos.images.items():
+        shape = list(images.shape[1:])
+        features[IMAGES + camera] = {"dtype": "image", "shape": shape, "names": names}
     for key, values in columns.items():
         shape = list(values.shape[1:]) or [1]
         features[key] = {"dtype": str(values.dtype), "shape": shape, "names": None}

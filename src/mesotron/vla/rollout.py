@@ -31,12 +31,10 @@ def evaluate(
     jobs = _list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
         raise ValueError(f"execute={execute} must be at least 1")
+    ends: list[EpisodeState] = []
     with simulation_pool(workers) as pool:
-        ends = [
-            end
-            for start in range(0, len(jobs), batch)
-            for end in _play_wave(act, world, jobs[start : start + batch], pool, execute)
-        ]
+        for start in range(0, len(jobs), batch):
+            ends += _play_wave(act, world, jobs[start : start + batch], pool, execute)
     return _summarize(world, tasks, jobs, ends, "wrong instruction" if wrong else "")
 
 

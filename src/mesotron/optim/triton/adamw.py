@@ -8,8 +8,6 @@ rounded at random in the same launch, with the bits of `round_stochastically`.
 Legend: P parameters of one group and one set of dtypes, cut into C chunks of CHUNK elements.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

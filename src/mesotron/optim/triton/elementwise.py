@@ -11,8 +11,6 @@ the two is 1; a window whose column stride is 1 is row-major. G gradient, M mome
 X [B, m, n] the 16-bit U times 2^-e, W weights, F [B, m, n] the filter's 16-bit output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -9,8 +9,6 @@ current iterate, Z = a I + b R + c R^2 one step's polynomial, Q the product of a
 polynomials in the same A: they are symmetric and commute.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A plan depends only on addresses, shapes and settings, so it is made once and ke
 changes. It is the host's whole share of a fused step.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache

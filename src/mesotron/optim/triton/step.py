@@ -10,8 +10,6 @@ and the step size at the end. Blocks of at most 128 rows stay on chip instead.
 Legend: X is [B, m, n] with m <= n; R, Z, Q are [B, m, m]; all are float16, summed in float32.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +28,6 @@ from mesotron.optim.stats import StepStats
 from mesotron.optim.step import Member
 from mesotron.optim.triton import adamw, elementwise
 from mesotron.optim.triton.adamw import Vector
-from mesotron.optim.triton.elementwise import Packed
 from mesotron.optim.triton.heads import filter_heads, largest_m
 from mesotron.optim.triton.plan import (
     WORK_DTYPE,
@@ -120,7 +117,7 @@ class FusedStep:
             self._patience -= self._patience > 0
         return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
 
-    def replayed(self, groups: list[dict[str, Any]], state: Mapping) -> Replay | None:
+    def replayed(self, groups: list[dict[str, Any]], state: Mapping) -> "Replay | None":
         """For an optimizer whose steps are all in this plan; None before it is captured."""
         return Replay(self, groups, state) if self._graph is not None else None
 
@@ -129,7 +126,6 @@ class FusedStep:
         self._inputs.refresh([bases[number] + offset for number, offset in self._windows])
 
     def replay(self, stats: StepStats) -> None:
-        assert self._graph is not None
         self._graph.replay()
         stats.extend(self._recorded)
 
@@ -347,7 +343,7 @@ class _GradientPeaks:
 
 
 def filter_blocks(
-    X: Tensor, packed: Packed, filter: Filter, spare: Tensor
+    X: Tensor, packed: elementwise.Packed, filter: Filter, spare: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Filter every block of a bucket by any filter but low-rank. X is [B, m, n] float16 with |X| <=
     1, any scale per block; X and `spare`, like it, are both overwritten. Returns gain * f(X), [B,
@@ -416,7 +412,6 @@ def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
         Q = Z if Q is None else symmetric_product(Q, Z)
         if k < len(triples) - 1:
             R = symmetric_product(symmetric_product(R, Z), Z)
-    assert Q is not None
     return Q
 
 
@@ -427,7 +422,6 @@ def _rescale_to_bound(
     S = symmetric_product(R, R).float()
     bound = torch.linalg.vector_norm(S, dim=(1, 2)).pow(0.25)
     bound = torch.where(bound > 0, bound, 1.0)
-    assert filter.cutoff is not None
     if filter.cutoff == "noise":
         t = noise_edge(*shape) / bound
     else:

@@ -8,8 +8,6 @@ symmetric too. Newton-Schulz is these two and a plain product.
 Legend: B blocks of m x n, m <= n. A tile of the result is TILE_M x TILE_N, TILE_N = RATIO TILE_M.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

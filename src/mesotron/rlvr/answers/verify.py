@@ -6,8 +6,6 @@ is never evaluated as code: only math-verify's LaTeX grammar is used, since its 
 expressions calls `eval`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math
@@ -75,7 +73,7 @@ class Verifier:
         self._replies: OrderedDict[Request, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Verifier], tuple[float, int]]:
+    def __reduce__(self) -> tuple[type["Verifier"], tuple[float, int]]:
         # Another process gets its own verifier with its own workers.
         return (Verifier, (self.timeout, self.num_workers))
 

@@ -4,8 +4,6 @@
 problem is kept as its address (dataset, settings, seed, index) and made again to be scored.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

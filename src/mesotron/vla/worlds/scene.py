@@ -1,11 +1,9 @@
 """Scenes of the blocks worlds, functions of (seed, task). In meters, z up, the table at z = 0."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -75,7 +73,7 @@ class Scene:
         target = self.objects[self.target]
         return self.template.format(f"{target.color} {target.shape}")
 
-    def swapped(self) -> Scene:
+    def swapped(self) -> Self:
         return replace(self, target=self.other, other=self.target)
 
 
