@@ -127,3 +127,6 @@ def test_a_run_ends_with_its_averaged_weights(tmp_path):
         torch.testing.assert_close(mean, (one + two) / 2)
     assert all(map(torch.equal, last["average"], copy_of(trainer.policy)))
     assert trainer.average.updates == 3
+    for decay in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="average"):
+            rlvr_tiny.make_trainer(tmp_path / "refused", parts={"average": decay})

@@ -95,6 +95,8 @@ def test_weights_and_states_are_counted():
     assert long.memory["generation"] > 2 * 28 * 2 * 128 * 2 * 256 * 612 / GIB
     reference = plan(replace(QWEN, objective=ObjectiveConfig(beta=0.04)))
     assert reference.memory["reference"] == muon.memory["weights"]
+    averaged = plan(replace(QWEN, average=0.9))
+    assert averaged.memory["average"] == pytest.approx(4 * shape.parameters / GIB)
 
 
 def test_what_saves_memory_and_what_saves_time():

@@ -168,7 +168,7 @@ CASES: dict[str, tuple[type, Any]] = {
         trl.GRPOTrainer,
         {"peft_config": LoraConfig(r=2, target_modules="all-linear")},
     ),
-    "ours": (mesotron.GRPOTrainer, {"optim": "muon", "objective": "mgrpo"}),
+    "ours": (mesotron.GRPOTrainer, {"optim": "muon", "objective": "mgrpo", "average": 0.7}),
 }
 
 
@@ -209,6 +209,14 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(tmp_path, alarm, 
     assert same(weights(whole), weights(again))
     first, last = ({**w.engine.state()["tracks"], "step_time": None} for w in (watch, second))
     assert first == last
+
+
+def test_a_rollback_at_the_last_step_ends_with_the_average(tmp_path, alarm):
+    alarm[6] = fatal(6, 4, SMALLER_STEP)
+    trainer, watch = grpo(tmp_path, "ours")
+    trainer.train()
+    assert [action.checkpoint for action in watch.actions] == [3]
+    assert same(weights(trainer), trainer.average.weights)
 
 
 def guarded_run(folder: Path, tries: int = 3, **settings: Any) -> tuple[Trainer, Watch]:

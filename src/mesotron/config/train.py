@@ -401,8 +401,8 @@ class TrainConfig(LanguageRunConfig):
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
     average: float = setting(0.0, ge=0, lt=1)
-    """Evaluate an average of the weights, which replaces them at the end; this share of it is kept
-    at each step (0: no average)."""
+    """Decay of an average of the weights (a plain mean at first) that is evaluated, and replaces
+    them after the last step (0: none)."""
     guard: GuardName = "warn"
     """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
     watch: RunWatchConfig = RunWatchConfig()

@@ -94,7 +94,7 @@ class Anchor:
 
     @torch.no_grad()
     def add(self, model: nn.Module, decay: float) -> None:
-        """Add the model to the mean of all so far, or of the last 1 / (1 - decay)."""
+        """Add the model to the mean of all so far, after 1 / (1 - decay) of them a moving one."""
         self.start(model)
         weight = max(1 - decay, 1 / (self.updates + 1))
         for name, p in trainable(model):
@@ -107,17 +107,17 @@ class Anchor:
         """Give the model the anchor's weights inside the block; tensors keep their addresses."""
         self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
-        self.replace(model)
+        self.write(model, self.weights)
         try:
             yield
         finally:
-            self.replace(model, own)
+            self.write(model, own)
 
+    @staticmethod
     @torch.no_grad()
-    def replace(self, model: nn.Module, weights: dict[str, Tensor] | None = None) -> None:
-        """Give the model the average, or other weights."""
+    def write(model: nn.Module, weights: dict[str, Tensor]) -> None:
         for name, p in trainable(model):
-            local(p).copy_((weights or self.weights)[name])
+            local(p).copy_(weights[name])
 
     def state_dict(self) -> dict[str, Any]:  # of a sharded model each process has its shards
         values = {"updates": self.updates, "moved": self.moved.tolist()}

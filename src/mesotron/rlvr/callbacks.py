@@ -115,7 +115,7 @@ class StepEnd(TrainerCallback):
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         self.optimizer_time = time.perf_counter() - self.optimizer_start
 
-    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
         if trainer.auxiliary_norm is not None:
             trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
@@ -123,9 +123,8 @@ class StepEnd(TrainerCallback):
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
         if trainer.average is not None:
-            trainer.average.add(trainer.policy, trainer.decay)
-            if state.global_step >= state.max_steps:
-                trainer.average.replace(trainer.policy)
+            trainer.average.add(trainer.policy, trainer.average_decay)
+            trainer.end_with_average()
         spent = time.perf_counter() - self.step_start
         trainer._note({"time/step": spent, "time/optimizer": self.optimizer_time})
 
@@ -225,7 +224,7 @@ class ForgettingProbe(TrainerCallback):
 
     def _measure(self) -> float:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        with self.trainer.compute_loss_context_manager():
+        with self.trainer.compute_loss_context_manager(), self.trainer.averaged():
             return text_nll(model, self.blocks)
 
 

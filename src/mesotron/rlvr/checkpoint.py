@@ -178,7 +178,7 @@ class SafeCheckpoints(Mixin):
             self.accelerator.scaler.load_state_dict(steps["scaler"])
         for name, part in self.stateful.items():
             if name not in own["stateful"]:
-                raise ValueError(f"{checkpoint} has no state of {name}: another objective wrote it")
+                raise ValueError(f"{checkpoint} has no state of {name}: it was written without")
             part.load_state_dict(own["stateful"][name])
         self.load_own_state(own)
 
@@ -206,9 +206,10 @@ class SafeCheckpoints(Mixin):
         `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
-        for name in self.stateful.keys() & {"anchor", "average"}:
-            own = self._load_process_state(str(checkpoint))
-            self.stateful[name].load_state_dict(own["stateful"][name])
+        if averages := self.stateful.keys() & {"anchor", "average"}:
+            own = self._load_process_state(str(checkpoint))["stateful"]
+            for name in averages:
+                self.stateful[name].load_state_dict(own[name])
 
 
 def load_adapter(model: Any, folder: Path) -> None:

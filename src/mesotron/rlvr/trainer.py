@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         judge: turns completions into facts; self-labeled objectives without one read \\boxed{}.
         fast: sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded
             passes, as far as model and hardware support them; a log line names what is left out.
-        average: decay per step of a mean of the weights that replaces them after the last step.
+        average: decay of an average of the weights that replaces them after the last step;
+            `averaged` evaluates it before that.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
     Example:
@@ -167,7 +169,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.anchor = self.stateful["anchor"] = Anchor()
             if self.objective.name == "corewarding" and self.beta:
                 self.ref_model = self.anchor
-        self.decay = average
+        if not 0 <= average < 1:
+            raise ValueError(f"average = {average} is not a decay: give one below 1, 0 for none")
+        self.average_decay = average
         if average:
             refuse_flat_shards(self, "average")
             self.average = self.stateful["average"] = Anchor()
@@ -562,6 +566,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         """The averaged weights, if there are any, in place of the policy's: to evaluate them."""
         average = self.average
         return average.in_place_of(self.policy) if average and average.updates else nullcontext()
+
+    def end_with_average(self) -> None:
+        if self.average and self.average.updates and self.state.global_step >= self.state.max_steps:
+            self.average.write(self.policy, self.average.weights)
+
+    def restore_policy(self, checkpoint: Path) -> None:
+        super().restore_policy(checkpoint)
+        self.end_with_average()
 
     # The optimizer
 
