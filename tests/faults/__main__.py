@@ -72,7 +72,8 @@ def run_kills(args: Any, root: Path, model: Path) -> dict[str, Any]:
     for name, tally in attack(root, cases, seed=args.seed, kills=args.kills,
                               until=lambda: time.monotonic() > end):  # fmt: skip
         say(f"{tally.kills} kills, {tally.equal} of {tally.runs} runs equal ({name})")
-    return record(tally) | {"kills": tally.kills, "by_kind": tally.by_kind, "cases": len(cases)}
+    counts = {name: getattr(tally, name) for name in ("kills", "by_kind", "still")}
+    return record(tally) | counts | {"cases": len(cases)}
 
 
 def run_damage(args: Any, root: Path, model: Path) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from faults.kills import SMALL, Tally, run_command
 # A second in each step besides the computation, so that a step is not noise.
 SLOW = """
 import time
-def distinct(completion_ids, **_):
+def even(completion_ids, **_):
     time.sleep(0.5)
-    return [len(set(ids)) / 4 for ids in completion_ids]
+    return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 """
 PRICE = 3600  # dollars per hour: a dollar is a second
 # Shares of the time that a whole run takes.

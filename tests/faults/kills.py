@@ -35,10 +35,10 @@ LEFT_OUT = {"env.json", "spent.json", "lock", "report.html", "manifest.json", "c
             "curves.png"}  # fmt: skip
 SPEED = r"took \w+( \d+[ms])?|[\d,]+ steps/s, \w+ \w+|\d+% of the time"  # in report.md
 REWARD = """
-def distinct(completion_ids, **_):
-    return [len(set(ids)) / 4 for ids in completion_ids]
+def even(completion_ids, **_):
+    return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 """
-SMALL = """--steps 4 --save-every 1 --reward.parts earned:distinct --optim.lr 1e-2 --device cpu
+SMALL = """--steps 4 --save-every 1 --reward.parts earned:even --optim.lr 1e-2 --device cpu
     --threads 1 --rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3
     --task.num-train 14"""
 
@@ -300,6 +300,7 @@ class Tally:
     equal: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    still: list[str] = field(default_factory=list)  # cases whose weights never move
 
 
 class Victim:
@@ -323,6 +324,12 @@ class Victim:
         if ended.code != 0:
             raise RuntimeError(f"{self.case.name} does not run: {ended.text[-2000:]}")
         return contents(out), trace.read_text().splitlines(), ended.seconds
+
+    @property
+    def is_still(self) -> bool:
+        weights = {hash(value) for name, value in self.whole[0].items()
+                   if name.endswith("model.safetensors")}  # fmt: skip
+        return len(weights) == 1
 
     def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
         """One run with up to so many kills, resumed to its end and compared."""
@@ -382,4 +389,5 @@ def attack(
                 return
             if victim.case.command != "ppo snake" or number % SELDOM == 0:
                 victim.attack(rng, rng.choice((1, 2, 4, 6, 8)), tally)
+                tally.still += [victim.case.name] * (number == 0 and victim.is_still)
                 yield victim.case.name, tally

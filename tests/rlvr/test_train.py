@@ -43,15 +43,15 @@ from support.rlvr_tiny import SlowMeter, same, save_arith_model
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
 REWARD = """
-def distinct(completion_ids, **_):
-    return [len(set(ids)) / 4 for ids in completion_ids]
+def even(completion_ids, **_):
+    return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 
 def broken(completions, **_):
     raise KeyError("oops")
 """
 # A random model has no right answer: this reward has a spread, so that the weights move.
 SMALL = (
-    "--steps 4 --save-every 1 --keep 9 --reward.parts earned:distinct --optim.lr 1e-2 --device cpu "
+    "--steps 4 --save-every 1 --keep 9 --reward.parts earned:even --optim.lr 1e-2 --device cpu "
     "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3 "
     "--task.num-train 14"
 )
@@ -91,6 +91,9 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = f"{SMALL} --model.name {model} --out {folder / 'run'}"
         assert cli.main(["train", *words.split()]) == 0
     sys.modules.pop("earned")
+    first, last = (load_file(folder / f"run/checkpoints/checkpoint-{step}/model.safetensors")
+                   for step in (1, 4))  # fmt: skip
+    assert not same(first, last)  # or nothing below would mean anything
     return folder / "run"
 
 
@@ -167,6 +170,27 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     output, errors = capsys.readouterr()
     assert (output, "in use" in errors) == ("", True)
     assert "config.json" in refusal(run, "--resume absent", capsys)
+
+
+def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeypatch):
+    seen, evaluate = {}, session.evaluate_part
+
+    def spy(parts, model, name):
+        seen[name] = {n: p.detach().clone() for n, p in model.named_parameters()}
+        return evaluate(parts, model, name)
+
+    monkeypatch.setattr(session, "evaluate_part", spy)
+    assert run("--average 0.5 --eval-every 3 --out averaged") == 0
+    for step, name in ((3, "step 3"), (4, "after")):
+        folder = Path(f"averaged/checkpoints/checkpoint-{step}")
+        state, prefix = load_file(folder / "process-0.safetensors"), "process-0.stateful.average"
+        average = {n: state[f"{prefix}.tensors.{n}"] for n in seen[name]}
+        assert same(seen[name], average)
+        own = load_file(folder / "model.safetensors")
+        assert same({n: average[n] for n in own}, own) == (step == 4)
+    raw = (load_file(path / "checkpoints/checkpoint-3/model.safetensors")
+           for path in (whole, Path("averaged")))  # fmt: skip
+    assert same(*raw)  # averaging moves nothing
 
 
 @pytest.mark.parametrize(
@@ -354,11 +378,11 @@ def test_a_refused_run_leaves_no_folder(run, capsys, words, named):
 
 def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, capsys):
     def spoil() -> None:
-        sys.modules["earned"].distinct.__code__ = sys.modules["earned"].broken.__code__
+        sys.modules["earned"].even.__code__ = sys.modules["earned"].broken.__code__
 
     at_row(monkeypatch, 2, spoil)
     error = refusal(run, "--out spoiled", capsys)
-    assert "earned:distinct" in error
+    assert "earned:even" in error
     assert "--resume spoiled" in error
     assert len(stream("spoiled")) == 2
     assert Path("spoiled/checkpoints/checkpoint-2/manifest.json").exists()
