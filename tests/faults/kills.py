@@ -24,6 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from mesotron.config import SELF_LABELED
+
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
 MOMENTS = (0.0, 0.0, 0.0002, 0.001, 0.004)  # CPU seconds from an operation to the kill
@@ -76,8 +78,13 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
         "resample": "--objective.dynamic-sampling resample --save-every 2",
         "anchor": "--objective.name mgrpo --objective.momentum-update optimizer_step --keep 1",
     }
-    train = f"{SMALL} --model.name {model} "
-    cases = [Case(name, "train", train + flags) for name, flags in more.items()]
+    # A random model writes no answer to vote on.
+    votes = "--model.name tiny --rollout.max-tokens 40 --rollout.generations 8 "
+    cases = []
+    for name, flags in more.items():
+        labels = any(f"--objective.name {one}" in flags for one in SELF_LABELED)
+        own = votes if labels else f"--model.name {model} "
+        cases.append(Case(name, "train", f"{SMALL} {own}{flags}"))
     sft = f"""--steps 4 --save-every 1 --batch 4 --model.name {model} --device cpu --threads 1
         --task.num-train 14 --task.num-eval 3"""
     cases += [Case("sft", "sft", sft), Case("sft lora", "sft", sft + " --model.lora 2")]

@@ -293,3 +293,17 @@ def test_the_last_healthy_checkpoint_is_kept(tmp_path):
     healthy = watch.last_healthy_checkpoint
     assert healthy in kept
     assert FALL - 4 <= (healthy or 0) < FALL
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_run_that_ends_unhealthy_keeps_its_newest_checkpoint(tmp_path, monkeypatch, ours):
+    watch = Watch(guard="warn")
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    if ours:
+        trainer = make_trainer(tmp_path, **settings)
+        trainer.add_callback(watch)
+    else:
+        trainer = plain_trainer(tmp_path, watch, **settings)
+    monkeypatch.setattr(Engine, "unhealthy_since", lambda _: 2)
+    trainer.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]

@@ -326,6 +326,7 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
         trainer.state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))
         if trainer.args.should_save:  # maybe killed before it had pruned
             keep, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+            best = best if keep > 1 else None  # as at the end of `train`
             prune(checkpoint.path.parent, keep, checkpoint.step, best)
 
 

@@ -162,6 +162,9 @@ class Watch(TrainerCallback):
                 self._report(event)
         self._pending += new
         self._protect(args, state)
+        if "train_runtime" in logs and self._saved and self.stopped_by is None:
+            # With a limit of one checkpoint Transformers now removes all but the best.
+            self._name_best(args, state, max(self._saved))
         if "loss" not in logs:  # an evaluation; every process gets here with a training row
             return
         event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
@@ -175,6 +178,9 @@ class Watch(TrainerCallback):
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
         self._saved.append(state.global_step)
+        if args is not None:  # older ones may have been removed
+            root = Path(args.output_dir)
+            self._saved = [k for k in self._saved if (root / f"checkpoint-{k}").exists()]
         self._protect(args, state)
         if self.guard == "rollback":
             names = {path.name for path in self._root.glob("checkpoint-*")}
@@ -201,7 +207,11 @@ class Watch(TrainerCallback):
     def _protect(self, args: Any, state: TrainerState) -> None:
         """Let `save_total_limit` keep the last healthy checkpoint, as it keeps the best one."""
         step = self.last_healthy_checkpoint
-        if self.guard == "off" or step is None or args is None or args.load_best_model_at_end:
+        if step is not None:
+            self._name_best(args, state, step)
+
+    def _name_best(self, args: Any, state: TrainerState, step: int) -> None:
+        if self.guard == "off" or args is None or args.load_best_model_at_end:
             return
         if args.save_total_limit:
             state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{step}")
