@@ -334,9 +334,9 @@ class Victim:
 
     @property
     def is_still(self) -> bool:
-        weights = {hash(value) for name, value in self.whole[0].items()
-                   if name.endswith("model.safetensors")}  # fmt: skip
-        return len(weights) == 1
+        files = self.whole[0].items()
+        weights = [value for name, value in files if name.endswith("model.safetensors")]
+        return len(weights) > 1 == len(set(weights))
 
     def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
         """One run with up to so many kills, resumed to its end and compared."""
