@@ -177,17 +177,14 @@ class Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
-        self._saved.append(state.global_step)
-        if args is not None:  # older ones may have been removed
-            root = Path(args.output_dir)
-            self._saved = [k for k in self._saved if (root / f"checkpoint-{k}").exists()]
+        names = {path.name for path in Path(args.output_dir).glob("checkpoint-*")}
+        left = [step for step in self._saved if f"checkpoint-{step}" in names]
+        self._saved = [*left, state.global_step]  # another process may still be writing this one
         self._protect(args, state)
         if self.guard == "rollback":
-            names = {path.name for path in self._root.glob("checkpoint-*")}
             for step in [*self.monitor.snapshots]:
                 if f"checkpoint-{step}" not in names:
                     del self.monitor.snapshots[step]
-            # Another process may still be writing this one.
             self.monitor.save(state.global_step)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
