@@ -35,10 +35,9 @@ BONUSES: dict[str, dict[str, Any]] = {
     | {"optim.lr": 2e-4, "steps": 400, "objective.entropy_bonus": bonus}
     for bonus in (0.04, 0.06, 0.1, 0.2)
 }  # fmt: skip
-AVERAGED = BONUSES["ours_bonus_0.1"] | {"average": 0.95}
 OURS_SEARCH = {
-    "ours_average_0.95": AVERAGED,
-    "ours_widest": AVERAGED | {"objective.dynamic_choice": "widest"},
+    "ours_16": BONUSES["ours_bonus_0.1"]
+    | {"average": 0.95, "rollout.prompts": 32, "rollout.generations": 16}
 }
 TRL_SEARCH: dict[str, dict[str, Any]] = {
     f"stock_{rate:g}_{steps}": ADAMW | FALLING | {"optim.lr": rate, "steps": steps}

@@ -132,7 +132,7 @@ def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
         for cell in list(protocol.plan(list(ARMS), done)):
             reached = 80.0 if cell["name"] == wanted[cell["arm"]] else None
             done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
-    for arm, runs in (("ours", 10), ("trl", 19)):
+    for arm, runs in (("ours", 5), ("trl", 19)):
         mine = [cell for cell in done.values() if cell["arm"] == arm]
         tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
         assert len(tuned) == runs
