@@ -18,6 +18,7 @@ from mesotron.report.render import asset, embed, fingerprint, plotly, visible
 from mesotron.report.summary import summarize_run
 from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder
+from mesotron.watch.events import ACTION_KEY, Action
 from support.report_worlds import (
     ATTACK,
     make_event,
@@ -195,6 +196,23 @@ def test_foreign_names_get_our_charts(tmp_path):
     assert "Reward" not in page_of(log).charts
     command.run(ReportConfig(paths=(log,), rename=("reward=prize",)))
     assert next(iter(Page((tmp_path / "report.html").read_text()).charts)) == "Reward"
+
+
+def test_the_page_says_what_the_watch_says(tmp_path):
+    rows = [{"step": k, "loss": 0.1} | ({"eval/accuracy": 0.6 if k < 60 else 0.05} if k % 5 == 0
+            else {}) for k in range(120)]  # fmt: skip
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {"class": "figure dead"} in page_of(log).find("div")
+    back = Action(step=70, action="rollback", detector="reward_collapse", attempt=1,
+                  checkpoint=50, reason="why").record()  # fmt: skip
+    rows = [{"step": k, "reward": 0.7 if k < 60 or done else 0.02}
+            for steps, done in ((range(71), 0), (range(51, 121), 1)) for k in steps]  # fmt: skip
+    history = [*rows[:71], {"step": 70, ACTION_KEY: back}, *rows[71:]]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    page = page_of(tmp_path / "trainer_state.json")
+    assert {"class": "figure healthy"} in page.find("div")
+    assert "rolled back" in page.text.lower()
 
 
 def test_a_log_that_shows_too_little(tmp_path):

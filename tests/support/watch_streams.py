@@ -6,8 +6,8 @@ A stream is a list of rows by our own logged names. The noise is that of a batch
 import random
 from collections.abc import Callable
 
-from mesotron.watch.diagnosis import Diagnosis, diagnose
-from mesotron.watch.engine import Engine
+from mesotron.watch.diagnosis import Diagnosis
+from mesotron.watch.guard import Monitor
 
 Row = dict[str, float]
 STEPS = 130
@@ -89,9 +89,9 @@ def constant(rows: list[Row], **values: float) -> list[Row]:
 
 
 def diagnosis_of(rows: list[Row]) -> Diagnosis:
-    engine = Engine()
-    events = [event for row in rows for event in engine.update(row)]
-    return diagnose(rows, engine, events)
+    monitor = Monitor()
+    monitor.replay(rows, ())
+    return monitor.diagnosis()
 
 
 LOST = {"reward": 0.05, "facts/correct": 0.03}

@@ -128,10 +128,12 @@ def test_decimal_commas_and_percent_signs(write):
 
 
 def test_dictionaries_that_trainer_prints(write):
-    text = "{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'loss': 'nan', 'reward': '0.6'}\n"
+    text = """{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'eval_reward': 0.4, 'epoch': 0.1}
+        {'loss': 'nan', 'reward': '0.6', 'epoch': 0.2}\n"""
     log = read_log(write("out.log", text))
-    assert [(row["step"], row["reward"]) for row in log.rows] == [(1, 0.5), (2, 0.6)]
-    assert math.isnan(log.rows[1]["loss"])
+    found = [(row["step"], row["reward"]) for row in log.rows if "reward" in row]
+    assert found == [(1, 0.5), (2, 0.6)]
+    assert math.isnan(log.rows[-1]["loss"])
     assert len(log.notes) == 1
 
 
@@ -143,11 +145,13 @@ def test_dictionaries_that_trainer_prints(write):
         (["checkpoint-9/trainer_state.json", "checkpoint-10/trainer_state.json"], "trainer_state"),
         (["runs/host/events.out.tfevents.1.host"], "tensorboard"),
         (["export.csv", "readme.txt"], "csv"),
+        (["verl.jsonl", "10.jsonl", "20.jsonl"], "jsonl"),
     ],
 )
 def test_a_folder_is_searched_for_its_best_log(files, kind, write, tmp_path):
     for name in files:
-        write(name, TEXTS.get(Path(name).name, "x"))
+        dump = '{"input": "2 + 3?", "output": "5", "score": 1.0, "step": 10}\n'
+        write(name, TEXTS.get(Path(name).name, dump))
         if "tfevents" in name:
             write_events(tmp_path / name, ROWS)
         if name.startswith("checkpoint-9/"):
@@ -174,8 +178,9 @@ def test_runs_in_one_file_and_times_of_two_processes(write):
         "a.jsonl#a": [0.1] * 4, "a.jsonl#b": [0.9] * 4}  # fmt: skip
     late = {"step": 1, "time": 3.0, "time/step": 1.0, "eval/accuracy": 0.5}
     rows = [{"step": k, "time": k, "time/step": 1.0, "loss": 0.1} for k in range(4)]
-    log = read_log(write("b.jsonl", as_jsonl([*rows, late])))
-    assert (len(log.rows), log.rows[1]["eval/accuracy"], log.notes) == (4, 0.5, [])
+    path = write("own/metrics.jsonl", as_jsonl([*rows, late]))
+    for log in (read_log(path), read_log(path.parent)):
+        assert (len(log.rows), log.rows[1]["eval/accuracy"], log.notes) == (4, 0.5, [])
 
 
 @pytest.mark.parametrize("names", [("outputs/a/", "outputs/b/"), ("s3://x", "./y/")])

@@ -68,6 +68,17 @@ def near_end(k):
     return max(1 - k / 80, 0.13)
 
 
+def with_sets(*sets):
+    """Evaluations of (name, score, first step), as rows of their own, every tenth step."""
+    return [row for k, row in enumerate(trl(rise)) for row in (row, *(
+        {"step": k} | score for score, start in sets if k % 10 == 0 and k >= start))]  # fmt: skip
+
+
+def reward_model(k):
+    return {"step": k, "min_reward": -1 - k / 30, "mean_reward": 0.4 - k / 60,
+            "max_reward": 1.0, "margin": k / 60, "accuracy": 0.5 + k / 300}  # fmt: skip
+
+
 # (rows, condition at the end, cause, detectors and severities that may not occur)
 CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "cold start": (cold(20), "healthy", None, {"update_explosion", "stop"}),
@@ -120,6 +131,17 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "floor with a KL gradient": (only(trl(lambda k: -1.0, noise=0), "reward", "grad_norm"), "dead",
                                  "reward_starvation", set()),
     "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
+    "sets under one name": (
+        with_sets(({"eval_reward": 0.85, "eval_gsm8k_runtime": 3.0}, 0),
+                  ({"eval_reward": 0.12, "eval_aime_runtime": 3.0}, 0)), "healthy", None, {"stop"}),
+    "a further set": (
+        with_sets(({"eval/gsm8k/accuracy": 0.85}, 0), ({"eval/aime/accuracy": 0.12}, 110)),
+        "healthy", None, {"stop"}),
+    "accuracy in percent": (trl(rise, eval__accuracy=lambda k: 60.1 - k / 80), "healthy", None,
+                            {"stop"}),
+    "truncated in percent": (trl(rise, truncated_pct=lambda k: 1 + k / 100), "healthy", None,
+                             {"warn"}),
+    "a reward model": ([reward_model(k) for k in range(150)], "healthy", None, {"stop"}),
     "too short": (trl(rise, steps=4), "unknown", None, set()),
     "never correct, shorter": (trl(rise, facts__correct=0.0, completions__mean_length=lambda k:
                                    100 - 70 * min(k / 40, 1)), "healthy", None, {"warn"}),

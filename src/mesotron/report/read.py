@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch import DETECTORS
-from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose, find_phases
+from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.engine import is_number
 from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.guard import Monitor, merge_history
@@ -71,7 +71,8 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
         """The watch's diagnosis; None without a metric that it knows."""
-        if not any("reward" in canonical(row) for row in self.rows[:50]):
+        has_reward = any("reward" in canonical(row) for row in self.rows[:50])
+        if not has_reward and not (self.kind == "other" and any(map(canonical, self.rows))):
             return None
         monitor = Monitor()
         monitor.replay(merge_history(self.rows, self.logged_events), ())
@@ -85,20 +86,16 @@ class Run:
     @cached_property
     def events(self) -> list[Row]:
         """The logged events; for a foreign log, those that the watch detects."""
-        if self.kind != "other" or self.logged_events or self.diagnosis is None:
+        if self.kind != "other" or self.diagnosis is None:
             return self.logged_events
-        return [event.record() for event in self.diagnosis.events]
+        found = [event.record() for event in self.diagnosis.events]
+        return sorted([*found, *self.logged_events], key=lambda row: row["step"])
 
     @property
     def condition(self) -> Condition | None:
-        """The diagnosis's condition, faster: by the logged events; None for a run not watched."""
-        if self.kind not in ("train", "vla"):
-            return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
-        harmless = {detector.name for detector in DETECTORS if detector.harmless}
-        items = [*map(parse_event, self.events)]
-        events = [e for e in items if isinstance(e, Event) and e.detector not in harmless]
-        rollbacks = [a for a in items if isinstance(a, Action) and a.action == "rollback"]
-        return find_phases(events, 0, self.last_step, rollbacks)[-1].condition
+        """The diagnosis's condition; None for a run not watched."""
+        is_watched = self.kind in ("train", "vla", "other")
+        return self.diagnosis.condition if is_watched and self.diagnosis else None
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))
@@ -111,10 +108,11 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
     """Read a run folder, or any log that `mesotron watch` reads; `rename` is as there."""
     name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
-        names, rows = Names(path, rename), read_log(path).rows
-        names.learn({key for row in rows for key in row})
+        names, log = Names(path, rename), read_log(path)
+        names.learn({key for row in log.rows for key in row})
         names.check()
-        return Run(name, path, [dict(names.apply(row)) for row in rows])
+        rows = [dict(names.apply(row)) for row in log.rows]
+        return Run(name, path, rows, logged_events=log.actions)
     folder = RunFolder(path)
     events = [row for row in folder.rows("events") if parse_event(row) is not None]
     runs = rows_of_steps(read_rows(path / "runs.jsonl"))

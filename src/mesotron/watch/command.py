@@ -139,7 +139,7 @@ def watch_many(
 
 
 def _short(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder)) if folder in path.parents else path.name
+    return str(path).removeprefix(f"{folder}/").removeprefix(f"{folder.parent}/")
 
 
 class Watcher:

@@ -4,6 +4,7 @@
 there, so old rows raise no alarm and the same failure is caught again. A resumed run rebuilds it.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from mesotron.watch.detectors import DETECTORS, TWO_PART, Change, Detector
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import Action, Event
-from mesotron.watch.metrics import Row, canonical
+from mesotron.watch.metrics import Row, canonical, sources
 
 # The steps to come may move the weights by this share of the distance that led to the failure.
 SAFETY = 0.5
@@ -32,6 +33,7 @@ class Monitor:
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
+        self.judged: set[str] = set()
         self.snapshots: dict[int, dict[str, Any]] = {}  # by the checkpoint's step
 
     @property
@@ -39,10 +41,22 @@ class Monitor:
         return sum(action.action == "rollback" for action in self.actions)
 
     def update(self, row: Row) -> list[Event]:
+        row = self._judged(row)
         self.rows.append(row)
         new = self.engine.update(row)
         self.events += new
         return new
+
+    def _judged(self, row: Row) -> Row:
+        """The row without the scores of problem sets that the first evaluation did not have: a
+        mean over other sets is no fall. TRL logs each set as eval_reward, next to its runtime."""
+        scores = sources(row).get("heldout")
+        if not scores:
+            return row
+        names = {key for key in row if re.fullmatch(r"eval[/_].+_runtime", key)}
+        self.judged = self.judged or {*scores, *names}
+        other = scores if names - self.judged else [key for key in scores if key not in self.judged]
+        return {key: x for key, x in row.items() if key not in other}
 
     def diagnosis(self, notes: Sequence[str] = ()) -> Diagnosis:
         return diagnose(self.rows, self.engine, self.events, notes, self.actions)

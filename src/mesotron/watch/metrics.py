@@ -52,10 +52,12 @@ _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding
 STEP_NAMES = tuple(_WORDS["steps"].split())
 # Matching a pattern with two * against a name of a million letters would take minutes.
 MAX_NAME = 500
-_PHASES, _EVALUATION, _NEUTRAL, _REWARD_WORDS, _NOT_HELDOUT, _STATISTICS = (
+_PHASES, _EVALUATION, _NEUTRAL, _REWARD_WORDS, _NOT_REWARD, _NOT_HELDOUT, _STATISTICS = (
     frozenset(_WORDS[key].split())
-    for key in ("phases", "evaluation", "neutral", "reward", "not_heldout", "statistics")
-)
+    for key in (
+        "phases", "evaluation", "neutral", "reward", "not_reward", "not_heldout", "statistics"
+    )
+)  # fmt: skip
 _HELDOUT = _WORDS["heldout"].split()
 
 
@@ -95,6 +97,8 @@ def canonical(row: Row) -> dict[str, float]:
             out[name] = max(values) if largest else sum(values) / len(values)
     if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
         out.pop("loss", None)
+    if {"min_reward", "mean_reward", "max_reward", "margin"} <= row.keys():
+        out.pop("reward", None)  # TRL's reward model: its scale is free
     return _derive(out) if {"mixed", "sequence_length", "all_wrong"} & out.keys() else out
 
 
@@ -159,7 +163,7 @@ def guess_reward(names: Iterable[str]) -> list[str]:
     if "reward" in found:
         return []
     parts = [key for key in names if {"reward", "score"} & _words(key) and not _is_evaluation(key)
-             and not _words(key) & _STATISTICS]  # fmt: skip
+             and not _words(key) & (_STATISTICS | _NOT_REWARD)]  # fmt: skip
     return found.get("correct", []) or parts
 
 
@@ -191,7 +195,9 @@ def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
         ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
     ranks.pop("correct" if "formatted" in ranks else "", None)  # rewards/correct_format/mean
     ranks = ranks or _by_words(key)
-    return tuple((name, rank, _UNITS.get(plain.lower())) for name, rank in ranks.items())
+    is_percent = _words(key) & {"pct", "percent", "percentage"}
+    unit = _UNITS.get(plain.lower()) or ((lambda x: x / 100) if is_percent else None)
+    return tuple((name, rank, unit) for name, rank in ranks.items())
 
 
 def _by_words(key: str) -> dict[str, int]:

@@ -257,7 +257,9 @@ class Symptom:
                 for each in window.track.windows if len(window.track.recent) >= each.size
             )  # fmt: skip
         moved = distance if self.moved == "up" else -distance
-        large = moved > 0 and moved >= max(required, self.change)
+        # Accuracy in percent: a change of a share is one of its level.
+        unit = max(abs(reference), 1.0) if window.track.sparse else 1.0
+        large = moved > 0 and moved >= max(required, self.change * unit)
         if not large or not self._is_past(window.now, self.level):
             return False
         return moved >= noise * window.standard_error(self.since)

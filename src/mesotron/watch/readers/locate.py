@@ -141,7 +141,7 @@ def _run_of(path: Path, kind: LogKind) -> Source | None:
 def _files_of(path: Path, kind: LogKind, notes: list[str]) -> list[Source]:
     """The log files in a folder, of the best kind that it has."""
     files = [file for file in sorted(islice(path.iterdir(), MAX_ENTRIES))
-             if file.is_file() and file.name not in NOT_LOGS]  # fmt: skip
+             if file.is_file() and file.name not in NOT_LOGS and not _is_dump(file)]  # fmt: skip
     kinds: tuple[LogKind, ...] = ("wandb", "jsonl", "database", "parquet", "csv")
     found = [[Source(name, [file]) for file in files if SUFFIXES.get(inner_suffix(file)) == name]
              for name in kinds if kind in ("auto", name)]  # fmt: skip
@@ -155,6 +155,11 @@ def _files_of(path: Path, kind: LogKind, notes: list[str]) -> list[Source]:
         return []
     consoles = [file for file in files if inner_suffix(file) in CONSOLES and not file.is_symlink()]
     return [Source("console", [file]) for file in consoles if _is_console(_head(file))]
+
+
+def _is_dump(file: Path) -> bool:
+    """Completions of one step, as verl writes them to 120.jsonl."""
+    return file.suffix == ".jsonl" and file.stem.isdecimal() and b'"input":' in _head(file)
 
 
 def _event_files(path: Path) -> tuple[list[Path], bool]:

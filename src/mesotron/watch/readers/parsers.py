@@ -45,10 +45,9 @@ PRINTED = re.compile(
     r"""['"]([^'"\n]{1,200})['"]:\s{0,8}(?:[\w.]{1,20}\()?['"]?([-+\w.]{1,40})['"]?\)?\s{0,8}(?:[,}]|$)"""
 )
 # "Step 12 | Loss 0.1 | Reward: 0.5", "[step 3/100] loss=0.1", "METRICS STEP 3", "rollout 7: {...}"
-STEP = re.compile(
-    r"\b(?:step|iteration|iter|update)[\s:=#]{1,4}(\d{1,12})(?!\d|\.\d)", re.IGNORECASE
-)
-COUNTED = re.compile(r"\b(?:batch|episode|round)\s{1,4}#?(\d{1,12})(?!\d|\.\d)", re.IGNORECASE)
+COUNT = r"(\d{1,3}(?:,\d{3}){1,3}(?!\d)|\d{1,12}(?!\d|\.\d))"
+STEP = re.compile(rf"\b(?:step|iteration|iter|update)[\s:=#]{{1,4}}{COUNT}", re.IGNORECASE)
+COUNTED = re.compile(rf"\b(?:batch|episode|round)\s{{1,4}}#?{COUNT}", re.IGNORECASE)
 NUMBERED = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): ?$")
 NUMBER = r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|nan|[-+]?inf)(%?)"
 NAMED = re.compile(
@@ -375,7 +374,7 @@ class Console(LineParser):
                 row = {"step": float(number[1])} | row
             rows += [row] if len(row) > 1 else []
         elif step := STEP.search(part) or COUNTED.search(part):
-            row = {"step": float(step[1])}
+            row = {"step": float(step[1].replace(",", ""))}
             row = parse_named(part[: step.start()]) | parse_named(part[step.end() :]) | row
             if self._is_known(row):
                 rows.append(row)

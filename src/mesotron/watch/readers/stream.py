@@ -130,7 +130,7 @@ class Table:
         self.num_added = 0
         self.changed = False  # whether rows that were ready have changed
         self.num_ready = 0
-        self._joins = log.kind not in ("run", "trainer_state")  # ours and Trainer's write in order
+        self._joins = log.kind != "trainer_state"  # Trainer writes in order
         self._names: set[str] = set()
         self._last, self._has_steps = -math.inf, False
         self._epoch, self._offset = math.inf, 0.0  # of a step that begins again in each epoch
@@ -190,16 +190,17 @@ class Table:
         """W&B's count of calls, the last known step, or a count of rows."""
         calls = row.get("_step")
         numbers = {key: x for key, x in row.items() if key not in ("step", "_step")}
+        names = numbers.keys() - {"epoch"}
         if self._has_steps:
             step = self._last
         elif calls is not None and math.isfinite(calls):
             step = calls
         else:
             self.note("rows have no step: they are counted")
-            if not self._num_counted or not self._counted_names.isdisjoint(numbers):
+            if not self._num_counted or not self._counted_names.isdisjoint(names):
                 self._num_counted += 1
                 self._counted_names = set()
-            self._counted_names |= numbers.keys()  # an evaluation belongs to the row before it
+            self._counted_names |= names  # an evaluation belongs to the row before it
             step = float(self._num_counted)
         return {"step": step} | numbers
 
