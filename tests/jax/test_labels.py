@@ -165,6 +165,10 @@ def test_convolutions_and_experts():
     assert roles["Conv_2/kernel"] == ("depthwise", "-")
     assert roles["experts/up/kernel"] == ("expert", "sio")
     assert roles["router/kernel"] == ("router", "-")
+    for k, size in enumerate(((3, 16), (16, 32), (32, 32))):  # reads an image
+        tree[f"Conv_{k}"]["kernel"] = leaf(3, 3, *size)
+    roles = table(tree)
+    assert [roles[f"Conv_{k}/kernel"][0] for k in range(3)] == ["input", *["convolution"] * 2]
 
 
 UNCLEAR = {

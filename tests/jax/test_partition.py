@@ -85,6 +85,18 @@ def test_muon_routes_a_whole_tree_as_the_chain_does():
         assert str(programs[0]) == str(programs[1])
 
 
+def test_a_tree_of_matrices_alone_is_filtered_by_its_layouts():
+    """As optax.multi_transform hands them over."""
+    shapes = {"query": (16, 2, 8), "key": (16, 2, 8), "value": (16, 2, 8), "out": (2, 8, 16)}
+    grads = {name: {"kernel": jax.random.normal(jax.random.key(k), shape)}
+             for k, (name, shape) in enumerate(shapes.items())}  # fmt: skip
+    rest = {"head": {"kernel": jnp.ones((16, 3)), "bias": jnp.ones(3)}}
+    alone, whole = (mj.muon(0.1).update(tree, mj.muon(0.1).init(tree), tree)[0]
+                    for tree in (grads, grads | rest))  # fmt: skip
+    for name in grads:
+        assert jnp.allclose(alone[name]["kernel"], whole[name]["kernel"], atol=1e-6)
+
+
 @pytest.mark.parametrize(("make", "torch_order"), [(mj.muon, False), (mj.pion, True)])
 def test_lora_product_equals_torch(make, torch_order):
     """Five steps with momentum and decay from B = 0, next to a bias."""
@@ -151,6 +163,10 @@ def test_lora_factors_come_in_pairs():
     alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match="lora_b"):
         mj.muon(lora="product").init(alone)
+    with pytest.raises(ValueError, match="lora_a"):
+        mj.muon(lora="product").init({"q": {"lora_A": {"kernel": jnp.ones((4, 2))}}})
+    nested = {"lora_adapter": {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}}
+    mj.muon(lora="product").init(nested)
     with pytest.raises(ValueError, match="ranks"):
         mj.muon(lora="product").init({"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((3, 5))})
     with pytest.raises(ValueError, match="lora"):

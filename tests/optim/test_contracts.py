@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion, RoutedOptimizer
+from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion, RoutedOptimizer, muon
 
 
 def _with(cls: type[RoutedOptimizer], **fixed) -> Callable[..., RoutedOptimizer]:
@@ -438,6 +438,27 @@ def test_what_pytorch_offers_and_we_do_not_is_refused_by_name(word):
     with pytest.raises(ValueError, match=word):
         build("muon", **{word: True})
     build("muon", foreach=True, capturable=True)
+
+
+def test_a_group_and_a_builder_take_the_auxiliary_rule():
+    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+    groups = [{"params": [params[0]], "aux": "sgd"}, {"params": [params[1]]}]
+    assert [g["rule"] for g in Muon(groups).param_groups] == ["sgd", "adamw"]
+    rules = [(g["rule"], g["lr"]) for g in muon(nn.Linear(4, 4), aux="sgd").param_groups]
+    assert rules == [("muon", 1e-3), ("sgd", 0.1)]
+
+
+def test_state_is_not_given_to_other_parameters():
+    def make(name: str, prefix: str = ""):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        model = nn.ModuleDict({"module": model}) if prefix else model
+        return muon(model, overrides={f"{prefix}{name}.weight": "adamw"})
+
+    saved = make("1").state_dict()
+    make("1", "module.").load_state_dict(saved)
+    with pytest.raises(ValueError, match="overrides"):
+        make("2").load_state_dict(saved)
 
 
 def test_flat_parameters_of_zero_are_refused_with_the_fsdp2_command():

@@ -133,6 +133,8 @@ def test_a_leash_needs_bounded_steps():
         mesotron.adamw(model, leash=0.1)
     with pytest.raises(ValueError, match="leash"):
         mesotron.muon(model, leash=-1.0)
+    with pytest.raises(ValueError, match="polar_express"):
+        mesotron.muon(model, leash=0.1, filter="polar_express", steps=3)
 
 
 @pytest.mark.parametrize("rule", ["muon", "normuon", "product"])

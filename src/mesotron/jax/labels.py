@@ -126,16 +126,18 @@ def complain(problem: str, strict: bool) -> None:
         warnings.warn(f"mesotron.jax: {problem}; strict=True raises", stacklevel=4)
 
 
-def only_matrices(tree: Any) -> bool:
-    """Whether every leaf is a matrix and no name tells a role, such as that of a head."""
+def only_matrices(tree: Any) -> dict[str, str] | None:
+    """The views if every leaf is a matrix and no name tells a role, such as that of a head."""
     shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves(tree)}
     if any(len(shape) < 2 for shape in shapes.values()):
-        return False
+        return None
     sites = _make_sites(shapes, attribute_leaves(tree), ())
     layers = any(base_name(site.leaf) in _NAMES["matrix_leaves"] for site in sites.values())
     small = () if layers else ("bias", "norm")  # a matrix may be called "b" where there is no "w"
-    roles = [_role_of(site) for site in sites.values()]
-    return all(role.is_matrix or role.unclear or role.name in small for role in roles)
+    roles = {path: _role_of(site) for path, site in sites.items()}
+    if not all(role.is_matrix or role.unclear or role.name in small for role in roles.values()):
+        return None
+    return {path: role.view for path, role in roles.items() if role.is_matrix}
 
 
 def _first_match(path: str, patterns: Iterable[str]) -> str | None:
@@ -338,11 +340,14 @@ def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Rol
     for root in _networks(sites, roles):
         runs = _runs(root, sites, roles, fixed)
         is_conv = [roles[run[0].path].name == "convolution" for run in runs]
+        found = any(roles[path].name == "input" and site.layer[:-1] == root and len(site.shape) > 2
+                    for path, site in sites.items())  # fmt: skip
         for run, conv in zip(runs, is_conv):
-            if conv:
-                _set(result, run[0], "input", "the first convolution")
-            else:
+            if not conv:
                 _mark_ends(run, result, fed, read, any(is_conv))
+            elif not found:
+                _set(result, run[0], "input", "the first convolution")
+                found = True
     return result
 
 

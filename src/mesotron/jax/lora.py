@@ -43,7 +43,7 @@ def find_pairs(params: Any) -> dict[str, tuple[str, bool]]:
         stem = path.lower().removesuffix("/value")
         if not stem.endswith(SUFFIXES[0]):
             continue
-        other = lower.get(path.lower().replace(SUFFIXES[0], SUFFIXES[1]))
+        other = lower.get(SUFFIXES[1].join(path.lower().rsplit(SUFFIXES[0], 1)))
         if other is None:
             raise ValueError(f"{path} has no {SUFFIXES[1]} next to it: a LoRA product needs both")
         a, b = leaves[path].shape, leaves[other].shape

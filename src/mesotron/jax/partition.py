@@ -122,8 +122,7 @@ def normuon(
     """
     if options.get("lora") is not None:
         raise ValueError("lora='product' belongs to muon and pion, not to normuon")
-    usual = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.01, "scale": "rms"}
-    options = {**usual, **options, "beta2": beta2, "learning_rate": learning_rate}
+    options = {"weight_decay": 0.01, **options, "beta2": beta2, "learning_rate": learning_rate}
     return _multi_transform(scale_by_muon, "learning_rate", options)
 
 
@@ -342,10 +341,14 @@ def _multi_transform(
 
     def route(tree: Any) -> optax.GradientTransformation:
         # Gradients have the paths and shapes of the parameters, so both give the same table.
-        pairs = lora is not None and any(is_factor(path) for path, _ in named_leaves(tree))
-        if views is not None or (not pairs and not routing and only_matrices(tree)):
-            return matrices(views)
-        if pairs and all(is_factor(path) for path, _ in named_leaves(tree)):
+        factor = [is_factor(path) for path, _ in named_leaves(tree)]
+        pairs = lora is not None and any(factor)
+        if lora is not None and factor and not pairs:
+            raise ValueError("lora='product': no leaf's name ends in lora_a or lora_b")
+        known = None if pairs or routing else only_matrices(tree)
+        if views is not None or known is not None:
+            return matrices(known if views is None else views)
+        if pairs and all(factor):
             return factors()
         table = label(tree, lora=pairs, **routing)
         if not table.views() and not pairs:

@@ -1,5 +1,6 @@
 """Param groups: rule names, reading and checking groups, sorting them for a step, and clipping."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,8 +31,9 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
         raise ValueError("the optimizer got an empty list of parameters")
     groups = items if isinstance(items[0], dict) else [{"params": items}]
     out: list[dict[str, Any]] = []
-    for group in groups:
-        members = group["params"]
+    for given in groups:
+        group = dict(given)
+        members, own_aux = group["params"], group.pop("aux", aux)
         members = [members] if isinstance(members, Tensor) else list(members)
         if "rule" in group:
             out.append({**group, "params": members})
@@ -43,9 +45,10 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
                 raise ValueError(f"expected a parameter, got {type(tensor).__name__} {tensor!r}")
             conv = tensor.ndim >= 4 and group.get("view") is None
             parts["conv" if conv else "matrix" if tensor.ndim >= 2 else "vector"].append(item)
+        vectors = {"rule": own_aux, "view": None, "name": None}
         for kind, part in parts.items():
-            own = {"rule": rule} if kind != "vector" else {"rule": aux, "view": None, "name": None}
             if part:
+                own = vectors if kind == "vector" else {"rule": rule}
                 out.append({**group, "params": part, **own})
     return out
 
@@ -85,6 +88,8 @@ def check_group(group: dict[str, Any]) -> None:
         return
     if group["rule"] == "pion" and group["filter"] != "pion":
         raise ValueError(f"filter={group['filter']!r} belongs to rule='muon', not to rule='pion'")
+    if group["leash"] and group["filter"] == "polar_express" and (group["steps"] or 5) < 5:
+        raise ValueError(f"leash needs steps=5 with filter='polar_express', not {group['steps']}")
     if group["leash"] is not None and not group["leash"] > 0:
         raise ValueError(f"leash={group['leash']!r} must be above 0, a share of a starting norm")
     if group["rule"] == "normuon" and any(isinstance(p, DTensor) for p in group["params"]):
@@ -115,7 +120,9 @@ def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) 
 
 
 def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Reject a checkpoint of another rule, whose settings would silently replace the rule."""
+    """Reject a checkpoint of another rule, whose settings would silently replace the rule, and
+    one with the parameters in other groups."""
+    known = {name for group in groups for name in _names(group)}
     for group, other in zip(groups, saved, strict=False):  # PyTorch checks the number of groups
         if other.get("rule") != group["rule"]:
             source = f"rule {other['rule']!r}" if "rule" in other else "another optimizer"
@@ -124,6 +131,14 @@ def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) 
                 f"{source}, but its rule here is {group['rule']!r}: build the same optimizer, or "
                 "take over the momentum alone with mesotron.import_state"
             )
+        for own, its in zip(_names(group), _names(other), strict=False):
+            if own != its and its in known:  # a model whose parameters were renamed is loaded
+                raise ValueError(f"the checkpoint has {its} where {own} is: use its overrides")
+
+
+def _names(group: dict[str, Any]) -> list[str]:
+    wrappers = r"(^|\.)(?:module|_orig_mod)\."
+    return [re.sub(wrappers, r"\1", name) for name in group.get("param_names", ())]
 
 
 def default_view(group: dict[str, Any]) -> str:

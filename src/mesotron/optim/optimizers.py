@@ -477,7 +477,7 @@ def muon_sgd(
     Example:
         >>> optimizer = muon_sgd(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
     """
-    return _build(MuonSGD, model, lr, SGD_LR if aux_lr is None else aux_lr, options)
+    return _build(MuonSGD, model, lr, aux_lr, options)
 
 
 def adamw(model: nn.Module, lr: Lr = 1e-3, **options: Any) -> AdamW:
@@ -501,7 +501,9 @@ def _build(
 ) -> Any:
     routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
     rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
-    aux, model = cls.default_aux, model_behind(model)
+    aux, model = rest.get("aux") or cls.default_aux, model_behind(model)
+    if aux_lr is None and aux == "sgd":
+        aux_lr = SGD_LR
     table = route(model, matrix=cls.rule, aux=aux, **routing)
     if rest.get("leash") is not None:
         alone = [r for r in table if r.rule in SPECTRAL_RULES and r.role in ("lora_A", "lora_B")]

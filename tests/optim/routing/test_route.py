@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from mesotron.optim.routing import route
@@ -57,6 +60,43 @@ def test_convolutional_network():
     assert "first layer" in table.row("conv1.weight").reason
     assert "depthwise" in table.row("block.1.weight").reason
     assert table.row("fc.weight").role == "head"
+
+
+class Wrapper(nn.Module):
+    def __init__(self, **inner):
+        super().__init__()
+        self._modules.update(inner)
+
+
+def bert_and(last: nn.Module) -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 40}
+    config = transformers.BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+    return Wrapper(bert=transformers.BertModel(config), fc=last)
+
+
+def mlp(*widths: int) -> list[nn.Module]:
+    return [nn.Linear(i, o) for i, o in itertools.pairwise(widths)]
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"),
+    [
+        (Wrapper(model=ResNet()), {"model.fc.weight"}),
+        (nn.DataParallel(ResNet()), {"module.fc.weight"}),
+        (torch.compile(ResNet(), backend="eager"), {"_orig_mod.fc.weight"}),
+        (Wrapper(layers=nn.ModuleList(mlp(8, 16, 16, 4))), {"layers.2.weight"}),
+        (bert_and(nn.Linear(16, 3)), {"fc.weight"}),
+        (Wrapper(body=nn.Sequential(*mlp(8, 16, 16)), heads=nn.ModuleList(mlp(4, 5, 6))),
+         {"heads.0.weight", "heads.1.weight"}),
+        (Wrapper(policy_head=nn.Sequential(*mlp(8, 16, 4)), value=nn.Sequential(*mlp(8, 16, 1))),
+         {"policy_head.1.weight", "value.1.weight"}),
+        (Wrapper(blocks=nn.ModuleList([Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8)),
+                                       Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8))])),
+         set()),
+    ],
+)  # fmt: skip
+def test_output_layers_are_found_through_wrappers(model, heads):
+    assert {row.name for row in route(model) if row.role == "head"} == heads
 
 
 def test_plain_transformer():

@@ -17,6 +17,7 @@ from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, matrix, unclear, w
 _HEADS, _STATE_NAMES, _FUSED_EXPERTS = (
     words(NAMES[key]) for key in ("heads", "state", "fused_experts")
 )
+_PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")  # declares its own head
 _TABLE_WORDS = NAMES["tables"].split()
 # Raw parameters that are matrices, with the storage order their forward passes use.
 _RAW_MATRICES = {"mm_input_projection_weight": "T"}
@@ -39,8 +40,7 @@ class ModelFacts:
 
 def survey(model: nn.Module) -> ModelFacts:
     embeddings, heads, inputs = set(), set(), set()
-    pretrained = ("transformers.modeling_utils", "PreTrainedModel")
-    submodels = [m for m in model.modules() if is_a(m, *pretrained)]
+    submodels = [m for m in model.modules() if is_a(m, *_PRETRAINED)]
     for module in submodels:
         embeddings |= _ids(_declared(module, "get_input_embeddings"))
         heads |= _ids(_declared(module, "get_output_embeddings"))
@@ -49,8 +49,7 @@ def survey(model: nn.Module) -> ModelFacts:
         first = next((m for m in module.modules() if isinstance(m, kinds)), None)
         if isinstance(first, _PLAIN_CONVS):
             inputs |= _ids(first)
-    if not submodels:
-        heads |= _ids(_last_layer(model))
+    heads |= _ids(_last_layer(model))
     return ModelFacts(frozenset(embeddings), frozenset(heads), frozenset(inputs))
 
 
@@ -69,16 +68,19 @@ def _ids(layer: nn.Module | nn.Parameter | None) -> set[int]:
 
 def _last_layer(model: nn.Module) -> nn.Module | None:
     """The output layer of a plain model: the linear layer registered last, or last in its last
-    Sequential."""
+    Sequential, looking through wrappers."""
     module = model
     while True:
         trained = [m for m in module.children() if next(m.parameters(), None) is not None]
-        if not trained or is_attention(module):  # an attention block ends in its own projection
+        # An attention block ends in its own projection.
+        if not trained or is_a(module, *_PRETRAINED) or is_attention(module):
             return None
-        module = trained[-1]
+        is_wrapper, module = len(trained) == 1, trained[-1]
+        if "original_module" in module._modules:  # PEFT's modules_to_save
+            module = list(module.modules_to_save.children())[-1]
         if isinstance(module, nn.Linear):
             return module
-        if not isinstance(module, nn.Sequential):
+        if not (is_wrapper or isinstance(module, nn.Sequential)):
             return None
 
 
@@ -120,9 +122,25 @@ def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
         return None
     if site.owner_name in _HEADS:
         return Role("head", f"output layer by its name '{site.owner_name}'", view)
+    if _ends_head(site):
+        return Role("head", "the output layer of a module with the name of a head", view)
     if isinstance(owner, nn.Linear) and _is_vocabulary(site):
         return Role("head", f"{site.shape[0]} outputs, one per vocabulary entry")
     return None
+
+
+def _ends_head(site: ModuleSite) -> bool:
+    """The last linear layer of a head of several, or one of several heads, outside the layers."""
+    for name, module in zip(site.path, site.modules[1:], strict=True):
+        if name.isdigit():
+            return False
+        several = isinstance(module, (nn.Sequential, nn.ModuleList))
+        several = several or type(module).__name__.endswith("ClassificationHead")
+        if several and name in _HEADS and name.endswith(("head", "heads", "classifier")):
+            if isinstance(module, nn.ModuleList) and site.parent is module:
+                return True
+            return [m for m in module.modules() if isinstance(m, nn.Linear)][-1] is site.owner
+    return False
 
 
 def _is_vocabulary(site: ModuleSite) -> bool:
@@ -160,8 +178,8 @@ def _router_role(site: ModuleSite) -> Role | None:
         return None
     kinds = type(site.owner).__name__ + type(site.parent).__name__
     experts = _num_experts(site)
-    named = site.owner_name in ("gate", "router", "wg", "gating")
-    if "Router" in kinds or (named and experts is not None and site.shape[0] == experts):
+    named = site.owner_name in ("gate", "wg", "gating") and site.shape[0] == experts
+    if "Router" in kinds or site.owner_name == "router" or named:
         return Role("router", f"chooses among {site.shape[0]} experts")
     return None
 
