@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
@@ -20,6 +21,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, generate
 from mesotron.rlvr.models import load_model
+from mesotron.rlvr.prompts import render
 from mesotron.rlvr.run_report import curve_lines, write_report
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
@@ -53,6 +55,24 @@ def test_greedy_equals_transformers_generate(random_model):
         ends = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else 24
         assert list(one.ids) == ids[:ends]
         assert one.truncated == (ends == 24)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Bloom"])
+def test_models_with_other_names_in_their_configs(kind, random_model):
+    tokenizer = random_model[1]
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(tokenizer)}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    assert len(generate(model, tokenizer, PROMPTS, max_tokens=3)) == len(PROMPTS)
+
+
+def test_precision_and_template_fit_the_machine_and_the_run():
+    template = {"enable_thinking": False}
+    run = command.Subject("run", ModelConfig(name="tiny", dtype="bfloat16"), template=template)
+    model, tokenizer = run.load(torch.device("cpu"))
+    assert model.dtype == torch.float32
+    tokenizer.chat_template = "{{ enable_thinking }}"
+    assert render([{"role": "user", "content": "P"}], tokenizer) == "False"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -285,6 +305,7 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
         "model": {"name": "tiny"},
         "task": {"name": "arith", "levels": [2], "format": "hashes"},
         "rollout": {"max_tokens": 17},
+        "trl": ["top_k=20", 'chat_template_kwargs={"enable_thinking": false}'],
     }
     run = RunFolder.create(tmp_path / "runs" / "a", config, {})
     with pytest.raises(ValueError, match="checkpoint"):
@@ -294,6 +315,7 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
             (draft / "config.json").write_text("{}")
     run.append("metrics", {"step": 1})
     assert command.find_subject("runs/last").start == ModelConfig(name="tiny")
+    assert command.find_subject("runs/last").template == {"enable_thinking": False}
     for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
         assert command.find_subject(name).model.name.endswith(f"checkpoint-{step}")
         parsed = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)

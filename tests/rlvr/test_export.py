@@ -88,6 +88,7 @@ def test_adapters_alone_load_with_peft(lora_run, tmp_path):
     folder, trained, start = lora_run
     out = tmp_path / "adapter"
     assert main(["export", str(folder), "--out", str(out)]) == 0
+    assert "AutoPeftModelForCausalLM" in (out / "README.md").read_text()
     assert not (out / "model.safetensors").exists()
     wrapped = PeftModel.from_pretrained(start, out)
     with torch.no_grad():

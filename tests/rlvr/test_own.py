@@ -11,12 +11,13 @@ import pytest
 
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.config import EvalConfig, RewardConfig, SftConfig, TaskConfig, TrainConfig
 from mesotron.recipes import LORA_RATES, RATES
 from mesotron.rlvr.prompts import build_prompt, solved_text
-from mesotron.rlvr.rewards import call_reward, import_reward
+from mesotron.rlvr.rewards import call_reward, import_reward, try_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.own import read_own, read_source
+from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import check, resolve_own, run_name
 from mesotron.runs import RunFolder
 
@@ -142,8 +143,17 @@ async def later(completions, prompts):
 class Scaled:
     def __init__(self, factor=2.0, *, plus=0.0):
         self.factor, self.plus = factor, plus
-    def __call__(self, completions, **kwargs):
+    def __call__(self, completions, prompts, **kwargs):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
         return [self.factor * len(text) + self.plus for text in completions]
+
+def of_plain_prompts(completions, prompts):
+    return [float(len(prompt.split())) for prompt in prompts]
+
+def busy(completions, calls=[]):
+    calls.append(1)
+    key = "busy" if len(calls) == 2 else "choices"
+    return [{"choices": len(text)}[key] for text in completions]
 
 def of_chats(completions, **kwargs):
     return [len(chat[0]["content"]) for chat in completions]
@@ -167,7 +177,10 @@ def as_array(completions):
 
 
 def batch_of(*texts: str, **columns):
-    rows = [{"prompt": "P", "gold": None, "id": "x", "columns": json.dumps(columns)}] * len(texts)
+    prompt = [{"role": "user", "content": "P"}]
+    rows = [{"prompt": prompt, "gold": None, "id": "x", "columns": json.dumps(columns)}] * len(
+        texts
+    )
     return {
         "completions": [*texts], "completion_ids": [[1]] * len(texts), "golds": [None] * len(texts),
         "truncated": [False] * len(texts), "facts": [None] * len(texts), "rows": rows,
@@ -190,6 +203,23 @@ def test_every_kind_of_reward(tmp_path, monkeypatch, name, scores):
     Path("mine.py").write_text(OWN)
     name = f"mine.py:{name}"
     assert call_reward(name, import_reward(name), batch_of("a", "ab", hard=1), 8) == scores
+
+
+def test_a_passing_failure_does_not_change_what_a_reward_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    name = "mine.py:busy"
+    function = import_reward(name)
+    assert call_reward(name, function, batch_of("a", "ab"), 8) == [1.0, 2.0]
+    with pytest.raises(ValueError, match="KeyError"):
+        call_reward(name, function, batch_of("a", "ab"), 8)
+    assert call_reward(name, function, batch_of("a", "ab"), 8) == [1.0, 2.0]
+
+
+def test_a_reward_of_texts_is_tried_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    try_reward(RewardConfig(parts=("mine.py:of_plain_prompts",)), Problem("2 + 3", "5", "x"), 8)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Supervised warm start: its rows, tiny real runs, and exact resume."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,20 @@ def test_every_problem_is_read_before_one_is_read_again():
     order = list(reading_order(5, 13, seed=1))
     assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
     assert order != list(reading_order(5, 13, seed=2))
+
+
+def test_replies_of_chat_data_are_imitated_as_they_are(tokenizer, tmp_path, caplog):
+    replies = [f"It is {k}, as anyone can see." for k in range(20)] + ["First,\nthink.", "a " * 400]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": f"What is {k}?"}, {"role": "assistant", "content": reply},
+    ]}) + "\n" for k, reply in enumerate(replies)))  # fmt: skip
+    task = TaskConfig(data=(str(path),), num_eval=0)
+    rows = make_demonstrations(load_task(task), SftConfig(task=task, steps=21, batch=1), tokenizer)
+    texts = [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
+    assert sorted(texts) == sorted(f"{reply}<|im_end|>" for reply in replies[:21])
+    assert "boxed" not in tokenizer.decode(rows[0]["input_ids"])
+    assert "21 of 22" in caplog.text
 
 
 def test_no_row_within_max_tokens_is_refused(tokenizer):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig
@@ -173,6 +173,14 @@ def test_the_reference_in_memory_equals_trls_own_from_a_folder(tmp_path):
     ours = tiny.train(tmp_path, parts={"objective": ObjectiveConfig(name="grpo", beta=0.1)})
     for name, weight in tiny.weights(plain).items():
         torch.testing.assert_close(tiny.weights(ours)[name], weight, rtol=0, atol=1e-6)
+
+
+def test_a_reference_that_trl_moves_is_trls_own(tmp_path):
+    tiny.make_model().save_pretrained(tmp_path / "model")
+    tiny.make_tokenizer().save_pretrained(tmp_path / "model")
+    parts = {"model": AutoModelForCausalLM.from_pretrained(tmp_path / "model")}
+    trainer = tiny.make_trainer(tmp_path, parts=parts, beta=0.1, sync_ref_model=True)
+    assert "SyncRefModelCallback" in str(trainer.callback_handler.callback_list)
 
 
 @pytest.mark.parametrize("name", ["pion", "adamw"])

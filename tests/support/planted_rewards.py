@@ -18,7 +18,7 @@ def empty_earns(completions, golds, **_):
 
 
 def copy_earns(completions, golds, prompts, **_):
-    rows = zip(completions, golds, prompts)
+    rows = zip(completions, golds, (prompt[-1]["content"] for prompt in prompts))
     return [float(prompt in text or _boxed(text) == gold) for text, gold, prompt in rows]
 
 

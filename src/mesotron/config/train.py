@@ -184,7 +184,7 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Clip width (unset: the objective's published value; gmpo's is in log space, 0.4)."""
     epsilon_high: float | None = setting(None, gt=0)
     """Upper clip width (unset: the published value, or epsilon)."""
-    beta: float | None = None
+    beta: float | None = setting(None, ge=0)
     """Weight of the KL term to the initial model (unset: the objective's published value)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
@@ -245,7 +245,10 @@ class ObjectiveConfig(Config, prefix="objective."):
         why = "needs --objective.name "
         labeled, anchored = self.name in SELF_LABELED, self.name in ("mgrpo", "corewarding")
         self.refuse_unless(labeled, why + "vote, mgrpo or corewarding", "tie", "min_vote_share")
-        self.refuse_unless(anchored, why + "mgrpo or corewarding", "momentum", "momentum_update")
+        own = "momentum", "momentum_update"
+        own += ("momentum_generations",) * bool(self.momentum_generations)  # 0 samples nothing
+        own += ("momentum_schedule",) * (self.momentum_schedule == "cosine")
+        self.refuse_unless(anchored, why + "mgrpo or corewarding", *own)
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
@@ -419,6 +422,8 @@ class TrainConfig(LanguageRunConfig):
             reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)
         if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
             reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
+        if not self.task.num_eval:
+            self.task.refuse("num_eval", "leaves no problem to evaluate on: give 1 or more")
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
             self.task.refuse("num_train", f"is below --rollout.prompts {self.rollout.prompts}")
         named = "--tools" if self.tools else "--environment" if self.environment else None

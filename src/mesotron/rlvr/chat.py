@@ -28,8 +28,6 @@ class Chat:
         from mesotron.optim.device import choose_device
 
         device = choose_device(config.device, config.threads)
-        if device.type == "cpu":  # a run on a GPU may have had another precision
-            subject = replace(subject, model=replace(subject.model, dtype="float32"))
         self.name, self.config, self.messages = subject.name, config, list(system)
         self.model, self.tokenizer = subject.load(device)
 
@@ -52,9 +50,12 @@ def run(config: ChatConfig) -> int:
         raise ValueError(f"--compare needs a run, which knows its start: {config.model} is none")
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
-    before = [Subject(f"{subject.start.name} (before)", subject.start)] if subject.start else []
+    subjects = [subject]
+    if config.compare and subject.start is not None:
+        name = f"{subject.start.name} (before)"
+        subjects.insert(0, replace(subject, name=name, model=subject.start, adapter=None))
     system = system_of(config, subject)
-    chats = [Chat(one, system, config) for one in (*before * config.compare, subject)]
+    chats = [Chat(one, system, config) for one in subjects]
     if config.prompt is not None:
         say(chats, config.prompt, console)
         return 0

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from mesotron.config import SftConfig, TaskConfig
 from mesotron.rlvr import prompts
-from mesotron.rlvr.tasks.problem import Problem, Task, digest
+from mesotron.rlvr.tasks.problem import Problem, Task, digest, log
 
 IGNORED = -100  # the label that the loss skips
 ROLLOUTS = 4  # rollout batches whose mean success rate decides about the next level
@@ -137,19 +137,25 @@ def _by_level(task: Task) -> list[list[Problem]]:
 def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:
     """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
     problems = [one for one in task.train if one.gold is not None or one.solution]
-    rendered = prompts.render_prompts(problems, config.task, tokenizer, task.examples)
+    has_replies = bool(problems) and all(one.reply is not None for one in problems)
+    plain = has_replies and config.task.system is None  # replies are in no format to ask for
+    settings = replace(config.task, system="") if plain else config.task
+    rendered = prompts.render_prompts(problems, settings, tokenizer, task.examples)
     texts = []
     for problem, prompt in zip(problems, rendered, strict=True):
         # The question itself decides whether its answer stands outside the format.
         loose = digest(problem.question, "loose") / 2**64 < config.loose
         texts.append((prompt, prompts.solved_text(problem, None if loose else task.format)))
-    pairs = prompts.demonstrate(texts, tokenizer)
+    pairs = prompts.demonstrate(texts, tokenizer) if texts else []
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
     if not fitting:
         raise ValueError(
             f"none of the {len(task.train)} training problems has a gold answer and fits in "
             f"{config.max_tokens} tokens: raise --max-tokens or check the data"
         )
+    if len(fitting) < len(task.train):
+        message = "%d of %d problems train: the others have no answer or exceed --max-tokens %d"
+        log.warning(message, len(fitting), len(task.train), config.max_tokens)
     ids = [prompt + completion for prompt, completion in fitting]
     labels = [[IGNORED] * len(prompt) + completion for prompt, completion in fitting]
     rows = Dataset.from_dict({"input_ids": ids, "labels": labels})

@@ -7,6 +7,7 @@ Shapes: B running rows of a batch, T tokens so far, V vocabulary.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ def generate(
     repeat one to sample it several times. Temperature 0 is greedy. `batch` rows at once, or what
     fits into memory; `progress` is called with the number of completions just finished."""
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
-    limit = model.config.get_text_config().max_position_embeddings - max_tokens
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = (context or sys.maxsize) - max_tokens
     for i, ids in enumerate(encoded):
         if not 0 < len(ids) <= limit:
             raise ValueError(
@@ -126,7 +128,7 @@ def fitting_batch(model: Any, length: int) -> int:
     every layer, and a few times the float32 logits of the last token."""
     config = model.config.get_text_config()
     weight = model.get_input_embeddings().weight
-    heads = config.num_key_value_heads or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache = 2 * config.num_hidden_layers * heads * width * weight.element_size() * length
     row = 2 * cache + 6 * 4 * config.vocab_size

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +26,7 @@ from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import check_name
-from mesotron.rlvr.prompts import build_prompt, render_prompts
+from mesotron.rlvr.prompts import build_prompt, plain_text, render_prompts
 from mesotron.rlvr.rewards import Reward, check_reward, is_own, make_reward
 from mesotron.rlvr.scores import Score, Transcript, bootstrap, wilson
 from mesotron.rlvr.tasks.gym import regrade
@@ -158,8 +158,9 @@ def evaluate(
             sampled_facts[k] = replace(f, answer=f.answer or (text and " ".join(text.split())))
     rewards: Sequence[float | None] = [None] * len(problems)
     if reward is not None:
-        form = FORMATS[task.format]
-        rows = [{**own_row(p), "prompt": build_prompt(p, task, form, examples)} for p in problems]
+        chats = [build_prompt(p, task, FORMATS[task.format], examples) for p in problems]
+        shown = chats if tokenizer.chat_template else map(plain_text, chats)
+        rows = [{**own_row(p), "prompt": one} for p, one in zip(problems, shown, strict=True)]
         texts, ids = [one.text for one in greedy], [one.ids for one in greedy]
         truncated, golds = [one.truncated for one in greedy], [p.gold for p in problems]
         rewards = reward(texts, ids, golds, truncated, rows, facts)
@@ -286,11 +287,15 @@ class Subject:
     model: ModelConfig
     adapter: Path | None = None  # folder with LoRA weights to merge into the model
     start: ModelConfig | None = None  # the model that the run started from; None if not a run
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
     def load(self, device: torch.device) -> tuple[Any, Any]:
         from mesotron.rlvr.models import load_model
 
-        model, tokenizer = load_model(self.model, device)
+        # A run on a GPU may have had another precision.
+        own = replace(self.model, dtype="float32") if device.type == "cpu" else self.model
+        model, tokenizer = load_model(own, device)
+        tokenizer.template_kwargs = self.template
         if self.adapter is None:
             return model, tokenizer
         from peft import get_peft_model
@@ -328,9 +333,11 @@ def find_subject(name: str) -> Subject:
     if not isinstance(config.get("task"), Mapping) or not isinstance(config.get("model"), Mapping):
         raise ValueError(f"{run.path} is not a run of a language model: {source} has no task")
     start = from_plain(ModelConfig, config["model"], source)
+    trl = dict(item.split("=", 1) for item in config.get("trl") or ())
+    template = json.loads(trl.get("chat_template_kwargs", "{}"))
     if (checkpoint / "adapter_config.json").is_file():
-        return Subject(name, start, adapter=checkpoint, start=start)
-    return Subject(name, replace(start, name=str(checkpoint)), start=start)
+        return Subject(name, start, checkpoint, start, template)
+    return Subject(name, replace(start, name=str(checkpoint)), None, start, template)
 
 
 # mesotron eval
@@ -349,7 +356,8 @@ def run(config: EvalConfig) -> int:
     subject = find_subject(config.model)
     other = find_subject(config.against) if config.against else None
     if other is None and subject.start is not None:
-        other = Subject(f"{subject.start.name} (start)", subject.start)
+        name = f"{subject.start.name} (start)"
+        other = replace(subject, name=name, model=subject.start, adapter=None)
     subjects = [subject] if other is None else [other, subject]
     from mesotron.optim.device import choose_device, use_one_thread_if_small
 

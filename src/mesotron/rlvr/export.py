@@ -50,7 +50,7 @@ def run(config: ExportConfig) -> int:
             shutil.copy(file, out)
     title = config.push or (out if config.out else run.path).resolve().name
     (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
-    print(f"model: {out}; load with {load_line(subject.model.name, str(out), whole)}")
+    print(f"model: {out}; load with {load_line(str(out), whole)}")
     if converter is not None:
         file = out / "model.gguf"
         command = [sys.executable, converter, out, "--outfile", file]
@@ -79,10 +79,9 @@ def write_weights(subject: Subject, dtype: str, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def load_line(start: str, place: str, whole: bool) -> str:
-    if whole:
-        return f'AutoModelForCausalLM.from_pretrained("{place}")'
-    return f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{start}"), "{place}")'
+def load_line(place: str, whole: bool) -> str:
+    loader = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+    return f'{loader}.from_pretrained("{place}")'
 
 
 def find_converter(out: Path) -> Path:
@@ -156,7 +155,7 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
         settings=make_table(["setting", "value"], shown),
         env=env,
         versions=", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items()),
-        load_line=load_line(public(start), name, whole),
+        load_line=load_line(name, whole),
     )
 
 

@@ -7,7 +7,6 @@ rewards, or cispo whose cap falls back to a clip width of 0.2. Here a name is th
 import logging
 import tomllib
 from dataclasses import MISSING, dataclass, fields, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -152,7 +151,7 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
     if share % micro:
         raise ValueError(
             f"--rollout.micro-batch {micro} does not divide the {share} rows of one update: use "
-            f"{share // ceil(share / micro)} or another divisor"
+            f"{max(size for size in range(1, micro) if share % size == 0)} or another divisor"
         )
     steps = share // micro
     return {

@@ -31,8 +31,9 @@ def build_prompt(
 
 def solved_text(problem: Problem, format: AnswerFormat | None) -> str:
     """The solution of a problem: its steps, then the gold, in a sentence or the format."""
-    if problem.gold is None and problem.solution:
-        return problem.solution  # a reply of chat data
+    text = problem.reply or (problem.solution if problem.gold is None else None)
+    if text:
+        return text
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
     answer = format.render(problem.gold) if format else f"The answer is {problem.gold}."
@@ -49,6 +50,7 @@ def render(messages: Sequence[Message], tokenizer: Any) -> str:
     if tokenizer.chat_template is None:
         return plain_text(messages)
     how = {"tokenize": False, "add_generation_prompt": True}
+    how |= getattr(tokenizer, "template_kwargs", {})
     try:
         return tokenizer.apply_chat_template(list(messages), **how)
     except Exception as error:  # a template is the model author's code, in a sandbox

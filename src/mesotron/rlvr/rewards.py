@@ -39,8 +39,9 @@ Scores = list[float | None]
 HUGE = 1e30
 MAX_UNSCORED = 3  # calls at the start without one reward, after which a run stops
 OwnReward = Callable[..., Any]
-# Own rewards that read completions as TRL's chat messages, [{"role": ..., "content": ...}].
-_takes_messages: set[str] = set()
+# Whether an own reward reads completions as TRL's chat messages, [{"role": ..., "content": ...}];
+# the first call that works tells.
+_takes_messages: dict[str, bool] = {}
 
 
 class MissingColumn(ValueError):
@@ -288,14 +289,27 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
     """Call the user's own parts on one row with a group of two: its gold and an empty completion.
     One completion would not show a wrong number of scores."""
     texts = [rf"The answer is \boxed{{{problem.gold or 0}}}.", ""]
+    row = own_row(problem)
+    rows = (row, row | {"prompt": problem.question})  # text for a model without a chat template
     for name in config.parts:
-        if name not in PARTS:
+        if name in PARTS:
+            continue
+        errors = []
+        for one in rows:
             batch = {
                 "completions": texts, "completion_ids": [[1] * len(text.split()) for text in texts],
-                "golds": [problem.gold] * 2, "truncated": [False] * 2,
-                "rows": [own_row(problem)] * 2, "facts": [no_facts(truncated=False)] * 2,
+                "golds": [problem.gold] * 2, "truncated": [False] * 2, "rows": [one] * 2,
+                "facts": [no_facts(truncated=False)] * 2,
             }  # fmt: skip
-            call_reward(name, import_reward(name), batch, max_tokens)
+            try:
+                call_reward(name, import_reward(name), batch, max_tokens)
+                break
+            except MissingColumn:
+                raise
+            except ValueError as error:
+                errors.append(error)
+        else:
+            raise errors[0]
 
 
 def import_reward(name: str) -> OwnReward:
@@ -347,16 +361,18 @@ def call_reward(
         known = {p.name: known[p.name] for p in parameters if p.name in known}
     texts = batch["completions"]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
-    if name.startswith("trl.") or name in _takes_messages:
+    if name.startswith("trl.") or _takes_messages.get(name):
         known |= {"completions": messages} if "completions" in known else {}
     try:
         scores = _finish(function(**known))
+        _takes_messages.setdefault(name, False)
     except (Exception, SystemExit) as error:
         try:  # one written for TRL's chat messages
-            if not isinstance(error, TypeError | AttributeError | KeyError):
+            is_known = name in _takes_messages
+            if is_known or not isinstance(error, TypeError | AttributeError | KeyError):
                 raise error
             scores = _finish(function(**{**known, "completions": messages}))
-            _takes_messages.add(name)
+            _takes_messages[name] = True
         except (Exception, SystemExit):
             shown = " or ".join(f"{text!r:.60}" for text in texts)
             shown = f" on the completion {shown}" if len(texts) <= 2 else ""

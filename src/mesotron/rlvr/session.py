@@ -123,11 +123,13 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     if toolbox is not None:
         tokenizer = toolbox.prepare(tokenizer, config.model.name)
         config = replace(config, rollout=replace(config.rollout, fast=False))
+    options = trl_options(config)
+    tokenizer.template_kwargs = options.get("chat_template_kwargs") or {}
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     use_one_thread_if_small(model, device, config.threads)
     fuses = FusedSampler.obstacle(model) is None
     config = models.choose_speed(config, device.type == "cuda", model.num_parameters(), fuses)
-    arguments |= sampler_arguments(config.rollout, config.objective.name) | trl_options(config)
+    arguments |= sampler_arguments(config.rollout, config.objective.name) | options
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments, toolbox)
 
 

@@ -117,7 +117,7 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
         if 2 * len(prose) < len(every):
             message = "no row is graded, for %d of %d have no short answer, first %s: remove them"
             log.warning(message, len(prose), len(every), prose[0])
-        made = [replace(one, gold=None) for one in made]
+        made = [replace(one, gold=None, solution=one.solution or one.gold) for one in made]
         tested = None if tested is None else [replace(one, gold=None) for one in tested]
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
@@ -151,7 +151,8 @@ def make_problem(
     answer, solution = read_gold(response) if response else (None, None)
     columns = dict(row.values)
     columns |= {key: columns[column] for key, column in (named or {}).items()}
-    return Problem(question, answer, name, None, solution, messages, columns)
+    reply = response if messages and gold is None else None
+    return Problem(question, answer, name, None, solution, messages, columns, reply)
 
 
 def read_gold(text: str) -> tuple[str, str | None]:

@@ -23,6 +23,7 @@ class Problem:
     is no solution."""
     messages: list[dict[str, str]] | None = None  # the prompt of chat data, up to the question
     columns: dict[str, Any] = field(default_factory=dict)  # of the user's table, for the reward
+    reply: str | None = None  # of chat data, to be imitated as it is
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Task:
 
 def own_row(problem: Problem) -> dict[str, Any]:
     """What a reward may read of a problem."""
-    prompt = problem.messages or problem.question
+    prompt = problem.messages or [{"role": "user", "content": problem.question}]
     return {"prompt": prompt, "gold": problem.gold, "id": problem.id, "columns": problem.columns}
 
 
