@@ -217,8 +217,9 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
     reference from disk, where a model made in memory is not. Sharded models keep TRL's way."""
     from accelerate.utils import is_peft_model  # not installed for vla, which imports this file
 
-    keeps_own = isinstance(model, str) or not args.beta or args.sync_ref_model
-    if keeps_own or peft_config is not None or is_peft_model(model):
+    if isinstance(model, str) or not args.beta or args.sync_ref_model:
+        return False
+    if peft_config is not None or is_peft_model(model):
         return False
     if not (args.fsdp or args.deepspeed or asks_for_sharding()):
         return True

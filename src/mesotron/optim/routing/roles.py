@@ -77,7 +77,7 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
             return None
         is_wrapper, module = len(trained) == 1, trained[-1]
         if "original_module" in module._modules:  # PEFT's modules_to_save
-            module = list(module.modules_to_save.children())[-1]
+            module = list(module.get_submodule("modules_to_save").children())[-1]
         if isinstance(module, nn.Linear):
             return module
         if not (is_wrapper or isinstance(module, nn.Sequential)):
