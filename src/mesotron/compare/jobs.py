@@ -17,8 +17,7 @@ def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool
         address = config.on.partition(":")[2] or None
         return RayPool(address, config.workers, config.threads, config.gpus if on_gpus else 0.0)
     gpus = list_gpus() if on_gpus else []
-    num = config.workers or len(gpus) or max(1, num_cores() // config.threads)
-    return CommandPool(num, gpus)
+    return CommandPool(config.workers or len(gpus) or max(1, num_cores() // config.threads), gpus)
 
 
 def run_jobs(

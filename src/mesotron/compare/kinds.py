@@ -282,8 +282,7 @@ class Games(Kind, name="ppo"):
         return replace(self.config, **optim, **rates, **place, seed=seed)
 
     def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
-        result = run.result
-        if result is None:
+        if (result := run.result) is None:
             return {}, {}
         # Games start alike in all runs.
         games = {f"game-{k}": float(x) for k, x in enumerate(result["greedy_games"][0])}
@@ -334,8 +333,7 @@ class Robots(Kind, name="vla"):
         return self.config.episodes * len(build_world(world).tasks)
 
     def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
-        evaluation = run.load("evaluation")
-        if evaluation is None or run.result is None:
+        if (evaluation := run.load("evaluation")) is None or run.result is None:
             return {}, {}
         episodes = evaluation["success"]["episodes"]
         return {}, {f"{one['task']} {one['seed']}": float(one["success"]) for one in episodes}

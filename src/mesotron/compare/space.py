@@ -131,8 +131,7 @@ def read_range(item: str) -> Dimension:
     name, equals, words = item.partition("=")
     if not equals or not words:
         raise ValueError(f"--space {item!r} must look like optim.lr=1e-5..1e-3 or name=one,two")
-    match = RANGE.fullmatch(words)
-    if match is None:
+    if (match := RANGE.fullmatch(words)) is None:
         return Dimension(name, choices=tuple(words.split(",")))
     number = int if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()) else float
     try:

@@ -75,8 +75,7 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
 def _difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
     finals = [_final_cells(record, row.contender, row.rate) for row in (first, second)]
     by_seed = [{c.seed: c for c in cells if c.per_problem is not None} for cells in finals]
-    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
-    if not seeds:
+    if not (seeds := sorted(by_seed[0].keys() & by_seed[1].keys())):
         return None
     better, worse = (_scores([cells[seed] for seed in seeds]) for cells in by_seed)
     return better - worse
@@ -121,8 +120,7 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
     value = (start + end) / 2
     record.threshold.value = sign * value
     for cell in known:
-        place = next((k for k, point in smooth[cell.id] if point >= value), None)
-        if place is not None:
+        if (place := next((k for k, point in smooth[cell.id] if point >= value), None)) is not None:
             seconds, tokens = kind.cost(curves[cell.id])
             cell.threshold_seconds, cell.threshold_tokens = seconds[place], tokens[place]
             cell.threshold_steps = int(curves[cell.id][place]["step"])
@@ -179,8 +177,7 @@ def _conclude_order(record: Tournament, rows: Sequence[Standing], since: str) ->
     ]
     if len(best.seeds) < 2:
         sentences.append("One seed says nothing about other seeds: use three or more.")
-    tied = [row for row in rows[1:] if row.p_holm is not None and row.p_holm >= LEVEL]
-    if tied:
+    if tied := [row for row in rows[1:] if row.p_holm is not None and row.p_holm >= LEVEL]:
         names = [
             f"{row.contender} (behind by {row.behind:.3f}, p = {row.p_holm:.2g})" for row in tied
         ]
@@ -216,8 +213,7 @@ def _dead_rates(cells: Sequence[Cell]) -> list[str]:
     sentences = []
     for name in dict.fromkeys(cell.contender for cell in cells):
         own = [cell for cell in cells if cell.contender == name and cell.stage == "search"]
-        dead = [cell for cell in own if cell.verdict in ("dead", "diverged")]
-        if dead:
+        if dead := [cell for cell in own if cell.verdict in ("dead", "diverged")]:
             rates = ", ".join(f"{rate:g}" for rate in sorted({cell.rate for cell in dead}))
             causes = Counter(cell.cause or cell.verdict or "" for cell in dead)
             cause = causes.most_common(1)[0][0].replace("_", " ")

@@ -7,6 +7,7 @@ one contender, D [S, P] paired differences of two.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Score:
     return Score(float(X.mean()), float(low), float(high))
 
 
-@dataclass(frozen=True)
-class SeedNoise:
+class SeedNoise(NamedTuple):
     """Variance of one seed's mean difference by chance, and its degrees of freedom (0: unknown)."""
 
     variance: float
@@ -47,13 +47,11 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     """The noise of seeds, pooled over all pairs with several: three seeds say little about their
     own spread. The mean over pairs is the residual of a table of contenders and seeds (Fisher, The
     Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom."""
-    several = [D for D in differences if len(D) > 1]
-    if not several:
+    if not (several := [D for D in differences if len(D) > 1]):
         return SeedNoise(0.0, 0.0)
     own = [D.mean(1).var(ddof=1) for D in several]
     contenders = (1 + math.isqrt(1 + 8 * len(several))) // 2  # K (K - 1) / 2 are all pairs of K
-    fewest = min(map(len, several))
-    return SeedNoise(float(np.mean(own)), (contenders - 1.0) * (fewest - 1))
+    return SeedNoise(float(np.mean(own)), (contenders - 1.0) * (min(map(len, several)) - 1))
 
 
 def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:

@@ -52,7 +52,7 @@ def run(config: SweepConfig) -> int:
             value = one.choices[0] if one.choices else one.low
             read_setting(COMMANDS[name].config_type, f"{one.name}={value}")
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trials").mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
     study = Study(space, config, folder)
     Sweep(study, space, config, console).run()
@@ -128,8 +128,7 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     path: Sequence[str] = COMMANDS[command_name(arguments)].score
     if metric is not None:
         name = metric.removeprefix("train/")
-        values = [row[name] for row in folder.rows("metrics") if name in row]
-        if values:
+        if values := [row[name] for row in folder.rows("metrics") if name in row]:
             mean = fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
             return mean if math.isfinite(mean) else None
         path = name.removeprefix("eval/").split(".")
@@ -209,17 +208,14 @@ class Study:
         return self.folder / "trials" / f"trial-{number:04d}"
 
     def _claim(self, number: int) -> IO[str] | None:
-        path = self._run(number).with_suffix(".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return try_lock(path)
+        return try_lock(self._run(number).with_suffix(".lock"))
 
     def _take_up(self, trial: FrozenTrial) -> Trial | None:
         if not self._run(trial.number).with_suffix(".lock").exists():
             return None  # another machine's
         if any(one.name not in trial.params for one in self.space.dimensions):
             return None  # its worker is about to draw them, or died there: one trial fewer
-        claim = self._claim(trial.number)
-        if claim is None:
+        if (claim := self._claim(trial.number)) is None:
             return None
         now = self.study.get_trials(deepcopy=False)[trial.number]
         if now.state.name != "RUNNING":  # it ended before the claim
@@ -227,15 +223,10 @@ class Study:
             return None
         return Trial(trial.number, dict(trial.params), self._run(trial.number), claim)
 
-    def complete(self, trial: Trial, score: float) -> None:
-        self.study.tell(trial.number, score)
-        trial.claim.close()
-
     def end_without_score(self, trial: Trial, state: Literal["PRUNED", "FAIL"], why: str) -> None:
         """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
         append_row(self.reasons, {"trial": trial.number, "state": state, "why": why})
         self.study.tell(trial.number, state=TrialState[state])
-        trial.claim.close()
 
 
 def _suggest(trial: optuna.Trial, one: Dimension) -> Value:
@@ -277,11 +268,10 @@ class Sweep:
 
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)
+        given = self.space.arguments(trial.values)
         if (trial.run / "config.json").is_file():
-            own = own_code(self.space.arguments(trial.values))
-            arguments = [*name.split(), f"--resume={trial.run}", *own]
+            arguments = [*name.split(), f"--resume={trial.run}", *own_code(given)]
         else:
-            given = self.space.arguments(trial.values)
             arguments = start_arguments(given, trial.run, self.config.threads)
         env = {"OMP_NUM_THREADS": str(self.config.threads)}
         env |= COMMANDS[name].env if self.config.threads == 1 else {}
@@ -304,28 +294,29 @@ class Sweep:
         values = " ".join(f"{name}={_spell(trial.values[name])}" for name in varied)
         label = f"trial {trial.number} {values}"
         took = spell_time(time.monotonic() - job.start)
-        if why is not None:
-            self.study.end_without_score(trial, "PRUNED", why)
-            self.say(f"{label}: pruned, {why} ({took})")
-        elif score is not None:
-            self.study.complete(trial, score)
-            self.say(f"{label}: {score:.4g} ({took})")
-        elif stopping:
-            trial.claim.close()  # leaves it to the next worker
-        else:
-            failure = missing or job.failure
-            if job.process.returncode == 0 and not missing:
-                failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
-            self.study.end_without_score(trial, "FAIL", failure)
-            self.say(f"{label}: failed, {failure}")
-            self.crashes += 1
-            others = self.study.study.get_trials(deepcopy=False)
-            if missing and all(x.state.name != "COMPLETE" for x in others):  # mistyped
-                raise ValueError(missing)
-            if self.crashes >= MAX_CRASHES:
-                last = f"the last with: {failure}; see {job.log}"
-                raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
-            return
+        with trial.claim:  # free for another worker once the study knows the outcome
+            if why is not None:
+                self.study.end_without_score(trial, "PRUNED", why)
+                self.say(f"{label}: pruned, {why} ({took})")
+            elif score is not None:
+                self.study.study.tell(trial.number, score)
+                self.say(f"{label}: {score:.4g} ({took})")
+            elif stopping:
+                pass  # the next worker takes it up
+            else:
+                failure = missing or job.failure
+                if job.process.returncode == 0 and not missing:
+                    failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
+                self.study.end_without_score(trial, "FAIL", failure)
+                self.say(f"{label}: failed, {failure}")
+                self.crashes += 1
+                others = self.study.study.get_trials(deepcopy=False)
+                if missing and all(x.state.name != "COMPLETE" for x in others):  # mistyped
+                    raise ValueError(missing)
+                if self.crashes >= MAX_CRASHES:
+                    last = f"the last with: {failure}; see {job.log}"
+                    raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
+                return
         self.crashes = 0
 
 
@@ -346,8 +337,7 @@ def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     write_json(draft, {"name": space.name, "metric": study.metric, "trials": rows})
     draft.replace(folder / "sweep.json")
     names = [one.name for one in space.dimensions if one.varies]
-    title = f"{space.name}: {count(len(rows), 'trial')}, best first"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=f"{space.name}: {count(len(rows), 'trial')}, best first", box=SIMPLE_HEAD)
     for heading in ("trial", study.metric or "score", *names, "pruned because"):
         table.add_column(heading)
     for row in rows[:MAX_ROWS]:
@@ -356,6 +346,5 @@ def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
         table.add_row(str(row["number"]), score, *values, row["why"])
     console.print(table)
     if rows and rows[0]["score"] is not None:
-        best = " ".join(space.arguments(rows[0]["values"]))
-        print_line(console, f"best: mesotron {best}")
+        print_line(console, f"best: mesotron {' '.join(space.arguments(rows[0]['values']))}")
     print_line(console, str(folder / "sweep.json"))

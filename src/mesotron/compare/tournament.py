@@ -74,20 +74,17 @@ def run(config: CompareConfig) -> int:
 
 class Progress:
     def __init__(
-        self, kind: Kind, config: CompareConfig, folder: Path, record: Tournament | None = None
+        self, kind: Kind, config: CompareConfig, folder: Path, old: Tournament | None = None
     ) -> None:
         self.kind, self.config, self.folder = kind, config, folder
         self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
         self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
         self.search_seeds = [config.seed + k for k in range(config.search_seeds)]
-        first = config.seed + config.search_seeds
-        self.final_seeds = [first + k for k in range(config.seeds)]
+        self.final_seeds = [config.seed + config.search_seeds + k for k in range(config.seeds)]
         self.record = _new_record(kind, config, self.contenders)
         self._start, self._wall_before = time.monotonic(), 0.0
-        if record is not None:
-            self._continue(record)
-
-    def _continue(self, old: Tournament) -> None:
+        if old is None:
+            return
         # Settings that a later version added have their defaults.
         config_type, file = type(self.kind.config), str(self.folder)
         old.plan["config"] = to_plain(from_plain(config_type, old.plan.get("config", {}), file))
@@ -217,8 +214,7 @@ class Progress:
             if cell.verdict == "diverged" and cell.per_problem is None and problems:
                 cell.per_problem = [self.kind.floor] * len(problems)
         searches = {one.name: self.search_of(one) for one in self.contenders}
-        best = {name: state.best for name, state in searches.items() if state.best is not None}
-        rates = {name: self.grid.rate(index) for name, index in best.items()}
+        rates = {name: self.grid.rate(s.best) for name, s in searches.items() if s.best is not None}
         curves = {
             cell.id: RunFolder(self.folder / cell.run).rows("metrics")
             for cell in self.record.cells
@@ -293,9 +289,8 @@ def difference(old: object, new: object, name: str = "") -> str:
 class Runner:
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
-        config = progress.config
         on_gpus = getattr(progress.kind.config, "device", None) != "cpu"
-        self.pool = make_pool(config, on_gpus)
+        self.pool = make_pool(progress.config, on_gpus)
         progress.record.workers = self.pool.num_workers
         live = Live(console=console, auto_refresh=False, transient=True)
         self.live = live if console.is_terminal else None

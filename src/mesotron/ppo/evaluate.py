@@ -53,8 +53,7 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
     def advance(now: _Playing) -> _Playing:
         key, act_key = jax.random.split(now.key)
         state, step = env_step(now.env, act(act_key, now.observation))
-        won = step.fruit == config.most_fruit
-        latest = Games(step.fruit, step.length, won, step.truncated)
+        latest = Games(step.fruit, step.length, step.fruit == config.most_fruit, step.truncated)
         games = jax.tree.map(lambda a, b: jnp.where(now.ended, a, b), now.games, latest)
         ended = now.ended | step.terminated | step.truncated
         return _Playing(state, step.observation, key, ended, games)
@@ -188,9 +187,8 @@ def draw_curves(
             panel.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
         for name, value in baselines.items():
             panel.axhline(value, color="grey", linestyle="--", linewidth=0.8)
-            transform = panel.get_yaxis_transform()
-            style = {"transform": transform, "fontsize": 7, "ha": "right", "va": "bottom"}
-            panel.text(0.99, value, name.replace("_", " "), **style)
+            style = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+            panel.text(0.99, value, name.replace("_", " "), fontsize=7, **style)
         panel.set_xlabel({"steps": "environment steps", "seconds": "seconds"}[axis])
     panels[0].set_ylabel("fruit per game")
     panels[0].legend(loc="upper left", fontsize=8)

@@ -199,8 +199,7 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
 
 def take(data: Batch, index: Array) -> Batch:
     def pick(X: Array) -> Array:
-        picked = jax.vmap(lambda rows, chosen: rows[chosen])(X, index)
-        return picked.reshape(-1, *X.shape[2:])
+        return jax.vmap(lambda rows, chosen: rows[chosen])(X, index).reshape(-1, *X.shape[2:])
 
     return jax.tree.map(pick, data)
 

@@ -159,8 +159,7 @@ def _embed(params: Params, cells: Array, config: SnakeConfig) -> Array:
             board, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
         maps = jax.nn.gelu(maps + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
-        append = config.cnn_mode == "append"
-        cells = jnp.concatenate([cells, maps], axis=-1) if append else maps
+        cells = jnp.concatenate([cells, maps], axis=-1) if config.cnn_mode == "append" else maps
     rows, columns = params["position"]["rows"], params["position"]["columns"]
     positions = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
     dtype = config.dtype

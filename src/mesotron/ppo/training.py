@@ -121,8 +121,7 @@ def run(config: SnakeConfig) -> int:
         pretrained = None
         if config.pretrained_model is not None:
             shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-            checkpoints = RunFolder(config.pretrained_model).checkpoints
-            pretrained = program.load_params(checkpoints, shapes)
+            pretrained = program.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
         compiled = program.make_program(config, len(runs.values), pretrained)
         with (
             LiveView(config.num_updates, _LIVE_METRICS) as view,
@@ -133,8 +132,7 @@ def run(config: SnakeConfig) -> int:
             session = Session(config, folder, runs, compiled, play, view, mirrors, guard)
             how = f"resume with: mesotron ppo snake --resume {folder.path}"
             with StopRequest(view.say, how) as stop:
-                states, done = initial_states(session)
-                states, done = train(session, states, done, stop)
+                states, done = train(session, stop)
             games = final_evaluation(session, states) if done == config.num_updates else None
         if games is None:
             event = guard.stopped_by
@@ -159,25 +157,17 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     return RunFolder.create(path, config, environment), config
 
 
-def initial_states(session: Session) -> tuple[TrainState, int]:
-    """Fresh states, or those of the newest checkpoint, and the updates behind them."""
-    folder = session.folder
-    states = session.program.start(session.runs)
-    if session.config.resume is None:
-        return states, 0
-    states, done, damaged = program.restore_states(folder.checkpoints, states)
-    for problem in damaged:
-        session.view.say(f"{problem}; using the checkpoint before it")
-    folder.cut_after(done)
-    cut_rows_after(session.runs_file, done)
-    session.guard.replay()
-    return states, done
-
-
-def train(
-    session: Session, states: TrainState, done: int, stop: StopRequest
-) -> tuple[TrainState, int]:
+def train(session: Session, stop: StopRequest) -> tuple[TrainState, int]:
+    """The states at the end of this call, and the updates behind them."""
     config, folder = session.config, session.folder
+    states, done = session.program.start(session.runs), 0
+    if config.resume is not None:
+        states, done, damaged = program.restore_states(folder.checkpoints, states)
+        for problem in damaged:
+            session.view.say(f"{problem}; using the checkpoint before it")
+        folder.cut_after(done)
+        cut_rows_after(session.runs_file, done)
+        session.guard.replay()
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
     jax.block_until_ready(states.update)
@@ -191,8 +181,7 @@ def train(
         before = time.perf_counter()
         states, metrics = session.program.advance(states, session.runs, count)
         metrics = {name: np.asarray(values) for name, values in metrics.items()}
-        now = time.perf_counter()
-        write_chunk(session, metrics, done, count, before - began, now - began)
+        write_chunk(session, metrics, done, count, before - began, time.perf_counter() - began)
         done += count
         is_last = done == config.num_updates
         if config.eval_freq and done % config.eval_freq == 0 and not is_last:
@@ -247,8 +236,7 @@ def write_evaluation(session: Session, games: dict[str, Games], done: int) -> No
     """Write a row of samples.jsonl: the means over all games, and each run's own."""
     each = {f"{mode}_fruit": g.fruit.mean(1).round(4).tolist() for mode, g in games.items()}
     means = {k: v for mode, g in games.items() for k, v in g.summarize(mode).items()}
-    row = {"step": done, "kind": "evaluation", **means, "each": each}
-    session.folder.append("samples", row)
+    session.folder.append("samples", {"step": done, "kind": "evaluation", **means, "each": each})
     session.mirrors.write({"step": done, **{f"eval/{k}": v for k, v in means.items()}})
     session.view.say(
         f"update {done}: fruit {means['greedy_fruit']:.2f} greedy, "

@@ -48,9 +48,8 @@ def gradient_snr(parts: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> dict[s
         {'gradient/signal': 0.75, 'gradient/noise': 0.5, 'gradient/snr': 1.5}
     """
     lists = [[part] if isinstance(part, Tensor) else list(part) for part in parts]
-    squares = [squared_norm(part) for part in lists]
     total = [torch.stack([t.double() for t in tensors]).sum(dim=0) for tensors in zip(*lists)]
-    return snr_from_norms(squares, squared_norm(total))
+    return snr_from_norms([squared_norm(part) for part in lists], squared_norm(total))
 
 
 def snr_from_norms(squared_norms: Sequence[float], squared_norm_of_sum: float) -> dict[str, float]:

@@ -35,12 +35,11 @@ def group_signal(
         >>> found["groups/zero_signal"], found["groups/mixed"], found["groups/all_wrong"]
         (0.5, 0.5, 0.5)
     """
-    table = _table(rewards, "rewards").astype(np.float64)
-    scored = ~np.isnan(table)
+    table = _scored(rewards)
     out = {
-        "groups/zero_signal": float(_are_equal(table, scored, tolerance).mean()),
-        "groups/spread": float(_spread(table, scored).mean()),
-        "groups/unscored": float(1 - scored.mean()),
+        "groups/zero_signal": float(_are_equal(table, tolerance).mean()),
+        "groups/spread": float(table.std(axis=1).filled(0).mean()),
+        "groups/unscored": float(1 - table.count() / table.size),
     }
     if right is None:
         return out
@@ -62,31 +61,23 @@ def group_spreads(rewards: Any, tolerance: float = 1e-6) -> np.ndarray:
         >>> group_spreads([[1.0, 0.0], [0.1, 0.1 + 1e-8]]).tolist()
         [0.5, 0.0]
     """
-    table = _table(rewards, "rewards").astype(np.float64)
-    scored = ~np.isnan(table)
+    table = _scored(rewards)
     # A square may underflow; a signal must not become 0.
-    spread = np.maximum(_spread(table, scored), np.finfo(np.float64).tiny)
-    return np.where(_are_equal(table, scored, tolerance), 0.0, spread)
+    spread = np.maximum(table.std(axis=1).filled(0), np.finfo(np.float64).tiny)
+    return np.where(_are_equal(table, tolerance), 0.0, spread)
 
 
-def _are_equal(table: np.ndarray, scored: np.ndarray, tolerance: float) -> np.ndarray:
-    low = np.where(scored, table, np.inf).min(axis=1)
-    high = np.where(scored, table, -np.inf).max(axis=1)
-    # Without any reward, -inf - inf is -inf: equal, as it should be.
-    return high - low <= tolerance
+def _scored(rewards: Any) -> np.ma.MaskedArray:
+    table = _table(rewards, "rewards").astype(np.float64)
+    return np.ma.masked_array(table, np.isnan(table))
 
 
-def _spread(table: np.ndarray, scored: np.ndarray) -> np.ndarray:
-    count = np.maximum(scored.sum(axis=1), 1)
-    values = np.where(scored, table, 0.0)
-    mean = values.sum(axis=1) / count
-    away = np.where(scored, values - mean[:, None], 0.0)
-    return np.sqrt((away**2).sum(axis=1) / count)
+def _are_equal(table: np.ma.MaskedArray, tolerance: float) -> np.ndarray:
+    return (table.max(axis=1) - table.min(axis=1)).filled(0) <= tolerance
 
 
 def _table(values: Any, name: str) -> np.ndarray:
-    tensor = isinstance(values, Tensor)
-    table = np.asarray(values.detach().cpu().float() if tensor else values)
+    table = np.asarray(values.detach().cpu().float() if isinstance(values, Tensor) else values)
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"{name} has shape {table.shape}: give [prompts, completions]")
     return table
@@ -155,8 +146,7 @@ def lengths(
     completion_ids: Sequence[Sequence[int]], truncated: Sequence[bool] | None = None
 ) -> dict[str, float]:
     """completions/{mean,min,max}_length in tokens and the truncated share, clipped_ratio."""
-    sizes = [len(ids) for ids in completion_ids]
-    if not sizes:
+    if not (sizes := [len(ids) for ids in completion_ids]):
         raise ValueError("there are no completions: give at least one")
     out = {
         "completions/mean_length": sum(sizes) / len(sizes),

@@ -58,11 +58,11 @@ def find(paths: Sequence[Path]) -> list[Path]:
         raise ValueError("give at least one run folder, such as runs/last")
     found: list[Path] = []
     for path in paths:
-        runs: list[Path] = []
-        if path.is_dir() and not is_run(path) and not is_tournament(path):
-            # runs/last is a link to one of the others
-            runs = sorted(one for one in path.iterdir() if is_run(one) and not one.is_symlink())
-        found += [path] if is_run(path) or is_tournament(path) else runs or find_runs(path)
+        if is_run(path) or is_tournament(path):
+            found.append(path)
+        else:  # runs/last is a link to one of the others
+            runs = sorted(one for one in path.glob("*") if is_run(one) and not one.is_symlink())
+            found += runs or find_runs(path)
     tournaments = [path for path in found if is_tournament(path)]
     if tournaments and len(found) > 1:
         raise ValueError(f"{tournaments[0]} is a tournament with its own page: give it alone")

@@ -5,6 +5,7 @@ metric gets its own chart, and color and dash belong to the run on the whole pag
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -201,11 +202,8 @@ def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
 
 def match(pattern: str, metric: str) -> str | None:
     """What the `*` of a pattern matches in a metric, "" for an equal name, None for no match."""
-    head, star, tail = pattern.partition("*")
-    if not star:
-        return "" if metric == pattern else None
-    matched = metric.removeprefix(head).removesuffix(tail)
-    return matched if matched and f"{head}{matched}{tail}" == metric else None
+    found = re.fullmatch(re.escape(pattern).replace(r"\*", "(.+)"), metric, re.DOTALL)
+    return None if found is None else "".join(found.groups())
 
 
 def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
@@ -243,8 +241,7 @@ def _overlaid_lines(
 ) -> list[Line]:
     lines = []
     for index, (run, buckets) in enumerate(zip(runs, grids, strict=True)):
-        column = run.columns.get(metric)
-        if column is None or not finite_values(column):
+        if (column := run.columns.get(metric)) is None or not finite_values(column):
             continue
         edges = buckets.range(column) if bands else (None, None)
         summary, mean = describe(column, run.steps), buckets.reduce(column)
@@ -254,12 +251,10 @@ def _overlaid_lines(
 
 def _band(plot: Plot, run: Run, metric: str, buckets: Buckets) -> tuple[Column, Column] | None:
     """The edges of a plot's band, or of the range over parallel runs."""
-    if run.by_run:
-        columns = [each[metric] for each in _split_runs(run) if metric in each]
-        if columns:
-            points = list(zip(*(buckets.reduce(column) for column in columns), strict=True))
-            finite = [[x for x in point if x is not None] for point in points]
-            return [min(p, default=None) for p in finite], [max(p, default=None) for p in finite]
+    if run.by_run and (columns := [each[metric] for each in _split_runs(run) if metric in each]):
+        points = list(zip(*(buckets.reduce(column) for column in columns), strict=True))
+        finite = [[x for x in point if x is not None] for point in points]
+        return [min(p, default=None) for p in finite], [max(p, default=None) for p in finite]
     if not plot.band or any(name not in run.columns for name in plot.band):
         return None
     edges = [buckets.reduce(run.columns[name]) for name in plot.band]

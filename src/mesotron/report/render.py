@@ -367,8 +367,7 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
 def highlight(text: str, format: AnswerFormat, complete: bool = True) -> tuple[str, str, str]:
     r"""A completion as (head, answer, tail), cut in the middle if it is long."""
     skipped = max(len(text) - MAX_TAIL, 0)
-    found = format.find(text[skipped:], complete)
-    if found is None:
+    if (found := format.find(text[skipped:], complete)) is None:
         return _cut(text), "", ""
     start = text.index(found[1], skipped + found[0])
     end = start + len(found[1])

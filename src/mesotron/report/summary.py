@@ -38,8 +38,7 @@ def summarize_runs(runs: Sequence[Run]) -> list[str]:
             f"{worst[0].text} ({worst[1]})."
         ]
     for condition in ("dead", "drifting"):
-        names = [run.name for run in runs if run.condition == condition]
-        if names:
+        if names := [run.name for run in runs if run.condition == condition]:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             return [*sentences, f"{condition.capitalize()}: {', '.join(names[:4])}{more}."]
     return [*sentences, *(["No problems detected."] if any(r.condition for r in runs) else [])]
@@ -207,6 +206,5 @@ def _with_interval(result: Row, key: str) -> tuple[str, str]:
         sign = "+" if key == "gain" else ""
         return f"{value:{sign}.3f}", f"95% interval {low:.3f} to {high:.3f}"
     if key == "gain":
-        interval = f"95% interval {100 * low:+.1f} to {100 * high:+.1f}"
-        return f"{100 * value:+.1f} points", interval
+        return f"{100 * value:+.1f} points", f"95% interval {100 * low:+.1f} to {100 * high:+.1f}"
     return f"{value:.1%}", f"95% interval {low:.1%} to {high:.1%}"

@@ -88,8 +88,7 @@ def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = 
 
 
 def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
-    block = table_block(tables.standings(record), names, "ranking")
-    if block is None:
+    if (block := table_block(tables.standings(record), names, "ranking")) is None:
         return None
     rows, start = record["standings"], record["start"].get("final")
     ends = [one[key] for one in rows for key in ("low", "high", "score")] + [start]

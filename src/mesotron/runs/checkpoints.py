@@ -126,8 +126,7 @@ def damage(path: Path) -> str | None:
             file = path / name
             if not file.is_file():
                 return f"{file} is missing"
-            size = file.stat().st_size
-            if size != expected["bytes"]:
+            if (size := file.stat().st_size) != expected["bytes"]:
                 return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
             if fingerprint(file) != expected:
                 return f"{file} has changed since it was written"
@@ -144,8 +143,7 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest intact checkpoint, and what is wrong with each newer one."""
     problems = []
     for checkpoint in reversed(list_checkpoints(root)):
-        problem = damage(checkpoint.path)
-        if problem is None:
+        if (problem := damage(checkpoint.path)) is None:
             return checkpoint, problems
         problems.append(problem)
     return None, problems

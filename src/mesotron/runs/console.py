@@ -74,11 +74,9 @@ class LiveView:
         if self.console.is_terminal:
             self._live.update(self._view(), refresh=True)
         elif step % max(1, self.steps // PLAIN_LINES) == 0 or step in (1, self.steps):
-            known = self._known().items()
-            shown = [f"{label} {spell_number(values[-1])}" for label, values in known]
+            shown = [f"{label} {spell_number(x[-1])}" for label, x in self._known().items()]
             left = [f"{spell_time(self.seconds_left())} left"] if step < self.steps else []
-            line = "  ".join([f"step {step}/{self.steps}", *shown, *left, *self._cost()])
-            print_line(self.console, line)
+            self.say("  ".join([f"step {step}/{self.steps}", *shown, *left, *self._cost()]))
 
     def show_transcript(self, text: str) -> None:
         self._transcript = shorten(text)
@@ -150,8 +148,7 @@ def print_line(console: Console, text: str) -> None:
 
 def chart(values: Sequence[float], width: int = 40, height: int = 1) -> list[str]:
     """Numbers as bars in `height` lines of at most `width` columns, averaged if there are more."""
-    finite = [x for x in values if x - x == 0]
-    if not finite:
+    if not (finite := [x for x in values if x - x == 0]):
         return [""]
     size = -(-len(finite) // width)
     chunks = [finite[i : i + size] for i in range(0, len(finite), size)]

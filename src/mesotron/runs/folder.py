@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -179,10 +179,8 @@ def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
     """What env.json holds: versions, source commit, machine, device, seed and `more`."""
     packages = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):  # an extra that is not installed
             packages[name] = version(name)
-        except PackageNotFoundError:
-            continue  # an extra that is not installed
     return {
         "python": platform.python_version(), "platform": platform.platform(),
         "packages": packages, "commit": source_commit(), "command": sys.argv[1:],

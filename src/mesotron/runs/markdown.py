@@ -23,9 +23,8 @@ def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def training_table(rows: Sequence[Row], names: Sequence[str], spec: str) -> list[str]:
     """Ten of the rows, from the first to the last."""
-    places = sorted({round(k * (len(rows) - 1) / 9) for k in range(10)})
     cells = [
         [str(rows[k]["step"]), *(f"{rows[k][x]:{spec}}" if x in rows[k] else "" for x in names)]
-        for k in places
+        for k in sorted({round(n * (len(rows) - 1) / 9) for n in range(10)})
     ]
     return make_table(["step", *names], cells)

@@ -57,19 +57,16 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
     return Plan(settings, path, folder, checkpoint, (*notes, f"resuming {path} from {start}"))
 
 
-def saved_settings(config_type: type[C], run: RunFolder) -> C:
-    return from_plain(config_type, run.config, f"{run.path / 'config.json'}")
-
-
 def settings_to_resume(config_type: type[C], path: Path) -> C:
     """The defaults of the flags beside `--resume PATH`."""
     run = path.absolute().parent.parent
     if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
         raise ValueError(f"{path} is a checkpoint: give its run, --resume {path.parent.parent}")
+    values = RunFolder(path).config
     for name, kind in (("train", TrainConfig), ("sft", SftConfig)):
-        if kind is not config_type and {x.name for x in fields(kind)} == {*RunFolder(path).config}:
+        if kind is not config_type and {x.name for x in fields(kind)} == {*values}:
             raise ValueError(f"{path} is a run of {name}: use mesotron {name} --resume {path}")
-    saved: Any = saved_settings(config_type, RunFolder(path))
+    saved: Any = from_plain(config_type, values, str(path / "config.json"))
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
     left_open: dict[str, Any] = {
         item.name: item.default
@@ -82,8 +79,8 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
 
 def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run") -> C:
     """A run's own settings with the overridable ones given now; other differences are refused."""
-    saved: Any = saved_settings(type(config), run)
     source = run.path / "config.json"
+    saved: Any = from_plain(type(config), run.config, str(source))
     check_trusted(code_names(saved), source, trust=getattr(config, "trust", False))
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"

@@ -19,8 +19,7 @@ from mesotron.config.base import suggest
 def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     """Name and values of the settings of a config and its sections that name code."""
     for item in fields(config):
-        value = getattr(config, item.name)
-        if is_dataclass(value):
+        if is_dataclass(value := getattr(config, item.name)):
             yield from code_settings(value, f"{prefix}{item.name}.")
         elif item.metadata.get("is_code") and value:
             values = value if isinstance(value, tuple) else (value,)

@@ -170,8 +170,7 @@ class WorkerPool:
         index = self._idle.get() if only is None else only
         try:
             with self._locks[index]:
-                worker = self._workers[index]
-                if worker is not None and worker.send(target, args):
+                if (worker := self._workers[index]) is not None and worker.send(target, args):
                     return worker.receive(timeout)
                 self.processes -= {one for one in set(self.processes) if one.poll() is not None}
                 worker = self._workers[index] = Worker(**self._options)
@@ -282,8 +281,7 @@ def num_cores() -> int:
 
 def list_gpus() -> list[str]:
     """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; loads no library."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
     return [str(k) for k in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
 

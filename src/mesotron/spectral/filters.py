@@ -237,8 +237,7 @@ def _best_quintic(low: float, high: float) -> Triple:
     points = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0])
     for _ in range(50):
         powers = points[:, None] ** np.array([1, 3, 5])
-        system = np.column_stack([powers, [1, -1, 1, -1]])
-        a, b, c, _error = np.linalg.solve(system, np.ones(4))
+        a, b, c, _error = np.linalg.solve(np.column_stack([powers, [1, -1, 1, -1]]), np.ones(4))
         root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
         middle = np.sqrt(np.array([(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)]))
         moved = np.array([low, *middle, high])

@@ -119,21 +119,19 @@ SYMMETRIC = Cost(square=1, commuting=1)
 
 
 def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
-    gram, apply = cost.square * m * m * n, 2 * m * m * n
-    return sum(gram + _square_flops(m, triple, cost) + apply for triple in steps)
-
-
-def gram_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of one Gram segment: the Gram matrix, m x m products, one product with X."""
-    squares = sum(_square_flops(m, triple, cost) for triple in steps)
-    # Q Z and the two of R Z Z, for every step but one.
-    chain = 3 * cost.commuting * m**3 * (len(steps) - 1)
-    return cost.square * m * m * n + squares + chain + 2 * m * m * n
+    return plan_flops(m, n, (Segment("standard", steps),), cost)
 
 
 def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) -> int:
-    count = {"standard": standard_flops, "gram": gram_flops}
-    return sum(count[segment.form](m, n, segment.steps, cost) for segment in plan)
+    total = 0
+    wide = (cost.square + 2) * m * m * n  # the Gram matrix, and a product with X
+    for form, steps in plan:
+        total += sum(cost.square * m**3 for *_, c in steps if c)
+        if form == "standard":
+            total += len(steps) * wide
+        else:  # and Q Z and the two of R Z Z, for every step but one
+            total += wide + 3 * cost.commuting * m**3 * (len(steps) - 1)
+    return total
 
 
 def gram_plan(
@@ -159,7 +157,3 @@ def cheapest_plan(
     """The cheaper of the standard form and the Gram form for this shape, by FLOPs."""
     standard, gram = (Segment("standard", steps),), gram_plan(steps, roundoff, tolerance)
     return min(standard, gram, key=lambda plan: plan_flops(m, n, plan, cost))
-
-
-def _square_flops(m: int, triple: Triple, cost: Cost) -> int:
-    return cost.square * m**3 if triple[2] else 0

@@ -57,8 +57,7 @@ class Curve:
     @property
     def max_directions(self) -> int:
         """How many directions can pass at half strength or more: their squares sum to at most 1."""
-        half = self.crossing(0.5)
-        if half is None:
+        if (half := self.crossing(0.5)) is None:
             return 0
         bounded = self.unit == "Frobenius norm"
         return min(self.shape[0], int(1 / half**2)) if bounded else self.shape[0]
@@ -104,12 +103,11 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
         *((f"pion cutoff={c}", {"cutoff": c}) for c in cutoff),
     ]
     rows, columns = sorted(config.shape)
-    curves = []
-    for name in config.filters:
-        for label, options in variants if name == "pion" else [(name, {})]:
-            made = make_filter(name, steps=config.steps, **options)
-            curves.append(Curve(label, made, (rows, columns)))
-    return curves
+    return [
+        Curve(label, make_filter(name, steps=config.steps, **options), (rows, columns))
+        for name in config.filters
+        for label, options in (variants if name == "pion" else [(name, {})])
+    ]
 
 
 def response_table(curves: list[Curve], grid: tuple[float, ...]) -> Table:
@@ -195,11 +193,9 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     if path.suffix not in METADATA:
         raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot(xscale=axis, ylim=(0, 1.3), yticks=(0, 0.5, 1))
     axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
     axes.xaxis.set_major_formatter("{x:g}")

@@ -93,7 +93,6 @@ def restore(trainer: "Trainer", folder: Path, step: int) -> None:
 
 def _load_weights(policy: Policy, folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
-    differing = sorted(set(weights) ^ set(policy.state_dict()))
-    if differing:
+    if differing := sorted(set(weights) ^ set(policy.state_dict())):
         raise ValueError(f"{folder} is from another version of mesotron: {differing[0]} differs")
     policy.load_state_dict(weights)

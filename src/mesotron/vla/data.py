@@ -63,8 +63,7 @@ def body_of(demos: Demos) -> Body:
     if len(sizes) > 1:
         listed = ", ".join(f"{name} {h}x{w}" for name, (h, w) in shapes.items())
         raise ValueError(f"images must be square and of one size, not {listed}")
-    pixels = sizes.pop() if sizes else 0
-    return Body(tuple(shapes), pixels, demos.state.shape[1], demos.action.shape[1])
+    return Body(tuple(shapes), max(sizes, default=0), demos.state.shape[1], demos.action.shape[1])
 
 
 class RowOrder:

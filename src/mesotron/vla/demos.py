@@ -12,8 +12,10 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -32,7 +34,6 @@ from mesotron.vla.worlds import build_world
 
 MANIFEST = "demos.json"
 FORMAT = "mesotron demonstrations 1"
-SPEC_FIELDS = ("seed", "task", "swap", "scatter")
 SHARD_ACTIONS = 600  # per shard, about half a second of simulation
 MAX_SHARDS = 1_000_000
 MIN_SUCCESS = 0.9
@@ -46,7 +47,6 @@ Log = Callable[[str], None] | None  # None prints nothing and shows no progress 
 
 
 def run(config: DemosConfig) -> int:
-    """The command `mesotron vla demos`."""
     if config.lerobot is not None:
         require("lerobot", what="--lerobot")
     if config.render is not None:
@@ -102,7 +102,12 @@ def write_demos(config: DemosConfig, log: Log = print) -> None:
     world = config.world
     simulator = build_world(world)
     specs = plan_demos(config, simulator)
-    blocks = _split(specs, simulator.max_steps // 3, config.horizon)
+    blocks, first = [], 0  # of episodes, then of single frames, from demonstration `first` on
+    for scatter, group in groupby(specs, key=attrgetter("scatter")):
+        alike = list(group)
+        size = max(1, SHARD_ACTIONS // (config.horizon if scatter else simulator.max_steps // 3))
+        blocks += [(first + k, alike[k : k + size]) for k in range(0, len(alike), size)]
+        first += len(alike)
     facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
     facts |= {"episodes": config.episodes, "starts": len(specs) - config.episodes}
     facts |= {"cameras": list(simulator.cameras), "every": config.every, "seed": config.seed}
@@ -129,20 +134,6 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
     _open_folder(config.out, world, False, facts | {"cameras": list(build_world(world).cameras)})
     jobs = [(shard_path(config.render, k), world) for k in range(manifest["num_shards"])]
     _write_shards("mesotron.vla.demos:render_shard", jobs, config, log)
-
-
-def _split(
-    specs: list["DemoSpec"], episode_actions: int, horizon: int
-) -> list[tuple[int, list["DemoSpec"]]]:
-    """Blocks of episodes or of single frames, each with the number of its first demonstration."""
-    num_episodes = sum(not spec.scatter for spec in specs)  # which come first
-    kinds = ((0, num_episodes, episode_actions), (num_episodes, len(specs), horizon))
-    blocks = []
-    for first, last, actions in kinds:
-        size = max(1, SHARD_ACTIONS // actions)
-        for start in range(first, last, size):
-            blocks.append((start, specs[start : min(start + size, last)]))
-    return blocks
 
 
 def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
@@ -193,8 +184,7 @@ def _write_shards(
         raise ValueError(f"the expert succeeded in only {share}: lower --noise")
 
 
-@dataclass(frozen=True)
-class DemoSpec:
+class DemoSpec(NamedTuple):
     """A demonstration to record; see `World.reset` for the fields."""
 
     seed: int
@@ -243,7 +233,7 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
     """Let the expert act and record what it observes and does. Noise is added to each action after
     it is recorded, so that the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327)."""
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
-    first = world.reset(spec.seed, spec.task, spec.swap, spec.scatter)
+    first = world.reset(*spec)
     recording = Recording(spec, [], [], [], [], success=False, answers=[])
     for number in range(horizon if spec.scatter else world.max_steps):
         action = world.expert()
@@ -282,7 +272,7 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     with naming_damage(source):
         arrays, frames = read_shard(source), []
         if len(arrays["action"]):
-            specs = list(zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True))
+            specs = list(zip(*(arrays[name].tolist() for name in DemoSpec._fields), strict=True))
             frames = list(zip(specs, arrays["qpos"], strict=True))
     if not frames:
         write_shard(path, arrays)
@@ -296,7 +286,7 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
         observations.append(simulator.show(qpos))
     for camera in simulator.cameras:
         arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
-    write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *SPEC_FIELDS)})
+    write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *DemoSpec._fields)})
     return len(observations)
 
 
@@ -327,8 +317,8 @@ def _pack(
         cameras = [key for key in observations[0] if key.startswith(IMAGES)]
         return arrays | {key: np.stack([one[key] for one in observations]) for key in cameras}
     counts = [len(recording.observations) for recording in recordings]
-    for name in SPEC_FIELDS:
-        arrays[name] = np.repeat([getattr(r.spec, name) for r in recordings], counts)
+    for name, values in zip(DemoSpec._fields, zip(*(r.spec for r in recordings))):
+        arrays[name] = np.repeat(values, counts)
     # Scenes differ in their number of joints.
     positions = [qpos for recording in recordings for qpos in recording.qpos]
     arrays["qpos"] = np.zeros((len(positions), max(map(len, positions))), np.float32)
@@ -381,27 +371,22 @@ def load_shards(folder: Path) -> Demos:
     if manifest["compact"] and manifest["cameras"]:
         raise ValueError(f"{folder} has no images: run mesotron vla demos --render {folder}")
     paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
-    missing = sum(not path.is_file() for path in paths)
-    if missing:
+    if missing := sum(not path.is_file() for path in paths):
         count = f"{missing} of {len(paths)} shards"
         raise ValueError(f"{folder} lacks {count}: run the command that made it again")
     shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
-    texts = sorted({str(text) for arrays in shards for text in arrays["tasks"]})
-    index = {text: k for k, text in enumerate(texts)}
+    named = [arrays["tasks"][arrays["task_index"]] for arrays in shards]
+    tasks, task_index = np.unique(np.concatenate(named).astype(str), return_inverse=True)
     first_rows = np.cumsum([0, *(len(arrays["action"]) for arrays in shards[:-1])])
 
     def column(key: str) -> np.ndarray:
         return np.concatenate([arrays[key] for arrays in shards])
 
-    task_index = [
-        np.array([index[str(text)] for text in arrays["tasks"]])[arrays["task_index"]]
-        for arrays in shards
-    ]
     return Demos(
         images={camera: column(IMAGES + camera) for camera in manifest["cameras"]},
         state=column(STATE),
-        task_index=np.concatenate(task_index),
-        tasks=texts,
+        task_index=task_index,
+        tasks=tasks.tolist(),
         start=np.concatenate([arrays["start"] + n for arrays, n in zip(shards, first_rows)]),
         action=column("action"),
         episode_index=column("episode_index"),

@@ -213,8 +213,7 @@ def encode_words(texts: Sequence[str]) -> Tensor:
     """Word ids of B instructions, int64 [B, L >= 1], padded; case and punctuation are dropped."""
 
     def word_id(word: str) -> int:
-        bucket = 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS
-        return _WORD_IDS.get(word, bucket)
+        return _WORD_IDS.get(word, 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS)
 
     words = [re.findall(r"[a-z0-9]+", text.lower())[:MAX_WORDS] or [""] for text in texts]
     length = max(map(len, words))
@@ -228,8 +227,7 @@ class Language(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(MAX_WORDS, size.width))
         self.encoder = Stack(size, size.language)
 
-    def encode(self, texts: list[str]) -> Tensor:
-        return encode_words(texts)
+    encode = staticmethod(encode_words)
 
     def forward(self, ids: Tensor) -> TextTokens:
         mask = ids != PADDING

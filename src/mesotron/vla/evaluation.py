@@ -33,7 +33,6 @@ LAST_FRAME_MILLISECONDS = 960
 def run(config: VlaEvalConfig) -> int:
     device = choose_device(config.device, config.threads)
     saved = load_policy(config.run, device)
-    chunk = saved.policy.config.chunk
     unseen = {"camera", "light", "noise"}.intersection(config.perturb)
     if unseen and not saved.policy.body.cameras:
         raise ValueError(f"--perturb {unseen.pop()} needs a camera: use position or wording")
@@ -41,7 +40,7 @@ def run(config: VlaEvalConfig) -> int:
         make_act(saved.policy, device),
         choose_world(saved, config.world, config.trust),
         episodes=config.episodes,
-        execute=config.execute or saved.execute or default_execute(chunk),
+        execute=config.execute or saved.execute or default_execute(saved.policy.config.chunk),
         workers=config.workers,
         controls=config.controls,
         perturb=config.perturb,
@@ -53,8 +52,7 @@ def run(config: VlaEvalConfig) -> int:
     console.print(as_table(results))
     out = config.out or outside(config.run) / "eval"
     out.mkdir(parents=True, exist_ok=True)
-    columns = {name: column.to_json() for name, column in results.items()}
-    write_json(out / "evaluation.json", columns)
+    write_json(out / "evaluation.json", {name: x.to_json() for name, x in results.items()})
     if config.gifs:
         write_gifs(results[SUCCESS], out / "gifs")
     console.print(f"written to {out}", soft_wrap=True, markup=False)

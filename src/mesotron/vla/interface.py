@@ -99,8 +99,7 @@ class World(ABC):
 
 
 def check_tasks(config: WorldConfig, known: Collection[str]) -> None:
-    unknown = sorted({*config.tasks}.difference(known))
-    if unknown:
+    if unknown := sorted({*config.tasks}.difference(known)):
         raise ValueError(f"{config.name} has no task {unknown[0]!r}: use {', '.join(known)}")
 
 

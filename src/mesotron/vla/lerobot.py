@@ -131,8 +131,7 @@ def read_videos(
     def frames() -> Iterator[tuple[int, np.ndarray]]:
         for path, rows in sorted(rows_by_file.items()):
             for seconds, image in decode(path):
-                row = rows.get(round(seconds * fps))
-                if row is not None:
+                if (row := rows.get(round(seconds * fps))) is not None:
                     seen.add(row)
                     yield row, _shrink(Image.fromarray(image), pixels)
 
@@ -170,11 +169,8 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
     write_json(folder / INFO, _describe(demos, columns, len(bounds) - 1))
     stats = {key: moments(values, axis=0) for key, values in columns.items()}
     for camera, images in demos.images.items():  # by channel, in 0..1
-        channels = moments(images[rows] / np.float32(255), axis=(0, 1, 2))
-        stats[IMAGES + camera] = {
-            key: value if key == "count" else [[[number]] for number in value]
-            for key, value in channels.items()
-        }
+        channels = np.moveaxis(images[rows], -1, 1) / np.float32(255)
+        stats[IMAGES + camera] = moments(channels, axis=(0, 2, 3))
     write_json(folder / STATS, stats)
     return len(demos) - len(rows)
 
@@ -258,8 +254,7 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
     features: dict[str, Any] = {}
     names = ["height", "width", "channels"]
     for camera, images in demos.images.items():
-        shape = list(images.shape[1:])
-        features[IMAGES + camera] = {"dtype": "image", "shape": shape, "names": names}
+        features[IMAGES + camera] = {"dtype": "image", "shape": [*images.shape[1:]], "names": names}
     for key, values in columns.items():
         shape = list(values.shape[1:]) or [1]
         features[key] = {"dtype": str(values.dtype), "shape": shape, "names": None}
@@ -283,5 +278,5 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
 def moments(values: np.ndarray, axis: int | tuple[int, ...]) -> dict[str, Any]:
     """The statistics LeRobot keeps of a feature."""
     functions = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
-    stats = {name: np.atleast_1d(f(axis=axis)).tolist() for name, f in functions.items()}
-    return stats | {"count": [len(values)]}
+    stats = {name: f(axis=axis, keepdims=True)[0] for name, f in functions.items()}
+    return {name: np.atleast_1d(x).tolist() for name, x in stats.items()} | {"count": [len(values)]}

@@ -74,8 +74,7 @@ def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for group in optimizer.param_groups:
         is_matrix = group["rule"] in SPECTRAL_RULES or group["name"].endswith(" matrices")
-        rms = stats.get(f"{group['name']}/update_rms")
-        if is_matrix and rms is not None:
+        if is_matrix and (rms := stats.get(f"{group['name']}/update_rms")) is not None:
             count = sum(p.numel() for p in group["params"])
             total = sums[group["name"].split("/")[0]]
             total[0] += rms**2 * count

@@ -106,7 +106,6 @@ class RegressionHead:
     needs_noise = False
 
     def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
-        """The mean loss of actions [B, K, A] where `real` [B, K] is True."""
         return masked_mean((predict(None, None).float() - actions).abs(), real)
 
     def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
@@ -280,8 +279,7 @@ class Policy(nn.Module):
         predict = partial(self.action, context)
         losses = {"loss/action": self.head.loss(predict, actions, targets.real, random)}
         if self.where is not None and targets.where is not None:
-            position = self.where["head"](context.state)
-            error = position.float() - self.units["where"](targets.where)
+            error = self.where["head"](context.state).float() - self.units["where"](targets.where)
             losses["loss/where"] = error.abs().mean()
         return losses
 
@@ -290,8 +288,7 @@ class Policy(nn.Module):
         """A chunk of actions in the world's units, [B, K, A]."""
         predict = partial(self.action, self.context(inputs))
         shape = (len(inputs.state), self.config.chunk, self.body.action_dim)
-        sample = self.head.sample(predict, shape, inputs.state.device)
-        return self.units["action"].inverse(sample)
+        return self.units["action"].inverse(self.head.sample(predict, shape, inputs.state.device))
 
     def describe(self) -> str:
         count = sum(p.numel() for p in self.parameters())
@@ -307,8 +304,7 @@ def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
     cameras = policy.body.cameras
 
     def act(observations: list[Observation]) -> np.ndarray:
-        missing = [name for name in cameras if IMAGES + name not in observations[0]]
-        if missing:
+        if missing := [name for name in cameras if IMAGES + name not in observations[0]]:
             raise ValueError(f"the policy needs a camera {missing[0]!r}, which the world lacks")
         texts = [one[TASK] for one in observations]
         distinct = list(dict.fromkeys(texts))
@@ -317,10 +313,9 @@ def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
             views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
             images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
             images = images.permute(0, 1, 4, 2, 3).to(device)
-        state = torch.from_numpy(np.stack([one[STATE] for one in observations])).float()
         inputs = Inputs(
             images,
-            state.to(device),
+            torch.from_numpy(np.stack([one[STATE] for one in observations])).float().to(device),
             policy.language.encode(distinct).to(device),
             torch.tensor([distinct.index(text) for text in texts], device=device),
         )

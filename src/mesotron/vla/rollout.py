@@ -35,7 +35,7 @@ def evaluate(
     with simulation_pool(workers) as pool:
         for start in range(0, len(jobs), batch):
             ends += _play_wave(act, world, jobs[start : start + batch], pool, execute)
-    return _summarize(world, tasks, jobs, ends, "wrong instruction" if wrong else "")
+    return _summarize(world, tasks, ends, "wrong instruction" if wrong else "")
 
 
 def evaluate_expert(
@@ -46,7 +46,7 @@ def evaluate_expert(
     jobs = _list_jobs(tasks, seeds, False, frames, batch=1)
     with simulation_pool(workers) as pool:
         ends = dict(pool.map(f"{HERE}:play_expert", [(world, job) for job in jobs]))
-    return _summarize(world, tasks, jobs, [ends[k] for k in range(len(jobs))], "expert")
+    return _summarize(world, tasks, [ends[k] for k in range(len(jobs))], "expert")
 
 
 @contextmanager
@@ -73,10 +73,9 @@ class EpisodeJob(NamedTuple):
 class EpisodeState(NamedTuple):
     """An episode after some actions; the observation is None once it is done."""
 
-    slot: int
+    job: EpisodeJob
     observation: Observation | None
     success: bool
-    done: bool
     steps: int
     error: str = ""
     frames: np.ndarray | None = None
@@ -101,33 +100,29 @@ def _play_wave(
         shares = [[item for slot, item in items.items() if slot % num == k] for k in range(num)]
         arguments = [(world, share) if share else None for share in shares]
         answers = pool.each(f"{HERE}:{function}", arguments)
-        return {state.slot: state for answer in answers if answer for state in answer}
+        return {state.job.slot: state for answer in answers if answer for state in answer}
 
-    states = call("begin", {job.slot: job for job in jobs})
-    live = {slot: state for slot, state in states.items() if not state.done}
-    while live:
-        slots = sorted(live)
-        actions = np.asarray(act([live[slot].observation or {} for slot in slots]))
-        if actions.ndim != 3 or len(actions) != len(slots) or actions.shape[1] < execute:
-            needed = f"({len(slots)}, chunk of {execute} or more, action)"
+    states = now = call("begin", {job.slot: job for job in jobs})
+    while live := {k: state.observation for k, state in sorted(now.items()) if state.observation}:
+        actions = np.asarray(act(list(live.values())))
+        if actions.ndim != 3 or len(actions) != len(live) or actions.shape[1] < execute:
+            needed = f"({len(live)}, chunk of {execute} or more, action)"
             raise ValueError(f"execute={execute} needs actions {needed}, not shape {actions.shape}")
-        chunks = zip(slots, actions[:, :execute], strict=True)
+        chunks = zip(live, actions[:, :execute], strict=True)
         now = call("advance", {slot: (slot, chunk) for slot, chunk in chunks})
         states |= now
-        live = {slot: state for slot, state in now.items() if not state.done}
     return [states[job.slot] for job in jobs]
 
 
 def _summarize(
-    world: WorldConfig, tasks: tuple[str, ...], jobs: list[EpisodeJob], ends: list[EpisodeState],
-    control: str,
-) -> EvalResult:  # fmt: skip
+    world: WorldConfig, tasks: tuple[str, ...], ends: list[EpisodeState], control: str
+) -> EvalResult:
     result = EvalResult(world, [], control)
-    for job, end in zip(jobs, ends, strict=True):
-        task = tasks[job.task]
-        result.episodes.append(Episode(task, job.seed, end.success, end.steps, end.error))
+    for end in ends:
+        task, seed = tasks[end.job.task], end.job.seed
+        result.episodes.append(Episode(task, seed, end.success, end.steps, end.error))
         if end.frames is not None:
-            result.frames[task, job.seed] = end.frames
+            result.frames[task, seed] = end.frames
     return result
 
 
@@ -148,18 +143,9 @@ class _LiveEpisode:
         self.frames.append(self.world.picture(FRAME_PIXELS))
         return step if step.done or len(actions) == 1 else self.play(actions[1:])
 
-    def state(self, observation: Observation, success: bool = False) -> EpisodeState:
-        if self.job.wrong:
-            observation = observation | {TASK: self.world.wrong_instruction}
-        return EpisodeState(self.job.slot, observation, success, False, self.steps)
-
     def end(self, success: bool, error: str = "") -> EpisodeState:
         frames = np.stack(self.frames) if self.frames else None
-        return EpisodeState(self.job.slot, None, success, True, self.steps, error, frames)
-
-    def fail(self, config: WorldConfig, error: Exception) -> EpisodeState:
-        _worlds.pop((config, self.job.slot), None)  # it may be broken
-        return self.end(success=False, error=f"{type(error).__name__}: {error}")
+        return EpisodeState(self.job, None, success, self.steps, error, frames)
 
 
 _worlds: dict[tuple[WorldConfig, int], World] = {}
@@ -167,42 +153,45 @@ _live: dict[int, _LiveEpisode] = {}
 
 
 def begin(config: WorldConfig, jobs: list[EpisodeJob]) -> list[EpisodeState]:
-    return [_begin_one(config, job) for job in jobs]
+    for job in jobs:
+        key = config, job.slot
+        if key not in _worlds:
+            _worlds[key] = build_world(config)
+        _live[job.slot] = _LiveEpisode(job, _worlds[key])
+    return advance(config, [(job.slot, None) for job in jobs])
 
 
-def advance(config: WorldConfig, chunks: list[tuple[int, np.ndarray]]) -> list[EpisodeState]:
-    """Take the actions (K, A) of each (slot, actions)."""
+def advance(
+    config: WorldConfig, chunks: Sequence[tuple[int, np.ndarray | None]]
+) -> list[EpisodeState]:
+    """Take the actions (K, A) of each (slot, actions); None starts the episode."""
     return [_advance_one(config, _live[slot], actions) for slot, actions in chunks]
 
 
 def play_expert(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
-    state = _begin_one(config, job)
-    while not state.done:
+    [state] = begin(config, [job])
+    while state.observation is not None:
         live = _live[job.slot]
         state = _advance_one(config, live, live.world.expert()[None])
     return state
 
 
-def _begin_one(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
-    key = config, job.slot
-    if key not in _worlds:
-        _worlds[key] = build_world(config)
-    live = _live[job.slot] = _LiveEpisode(job, _worlds[key])
+def _advance_one(
+    config: WorldConfig, live: _LiveEpisode, actions: np.ndarray | None
+) -> EpisodeState:
+    job, world = live.job, live.world
     try:
-        state = live.state(live.world.reset(job.seed, job.task))
-        if job.record:
-            live.frames.append(live.world.picture(FRAME_PIXELS))
+        if actions is None:
+            step = Step(world.reset(job.seed, job.task), success=False, done=False)
+            if job.record:
+                live.frames.append(world.picture(FRAME_PIXELS))
+        else:
+            step = live.play(actions)
+            live.steps = world.num_steps
+        if step.done:
+            return live.end(step.success)
+        text = {TASK: world.wrong_instruction} if job.wrong else {}
+        return EpisodeState(job, step.observation | text, step.success, live.steps)
     except Exception as error:
-        return live.fail(config, error)
-    return state
-
-
-def _advance_one(config: WorldConfig, live: _LiveEpisode, actions: np.ndarray) -> EpisodeState:
-    try:
-        step = live.play(actions)
-    except Exception as error:
-        return live.fail(config, error)
-    live.steps = live.world.num_steps
-    if step.done:
-        return live.end(step.success)
-    return live.state(step.observation, step.success)
+        _worlds.pop((config, job.slot), None)  # it may be broken
+        return live.end(success=False, error=f"{type(error).__name__}: {error}")

@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.config import VlaTrainConfig, WorldConfig
-from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.files import last_value
 from mesotron.runs.markdown import fill_template, training_table
 from mesotron.runs.process import StopRequest
-from mesotron.runs.resume import Plan, plan_new, plan_resume
+from mesotron.runs.resume import plan_new, plan_resume
 from mesotron.vla import checkpoint
 from mesotron.vla.demos import is_lerobot, load_demos, trusted_world
 from mesotron.vla.evaluation import as_markdown, as_table, default_execute, measure
@@ -45,7 +44,11 @@ REPORTED_METRICS += ("gradient/action/effective_rank", "gradient/action/snr")
 
 
 def train(config: VlaTrainConfig) -> int:
-    plan = make_plan(config)
+    if config.resume is not None:
+        plan = plan_resume(config, evaluate="mesotron vla eval", instead="start a new run")
+    else:  # with an absolute path, so that it can be resumed from anywhere
+        config = dataclasses.replace(config, demos=config.demos.resolve())
+        plan = plan_new(config, config.out or new_run_path("vla"))
     config = plan.config
     device = choose_device(config.device, config.threads)
     console = SafeConsole()
@@ -58,7 +61,13 @@ def train(config: VlaTrainConfig) -> int:
     size = f"{len(demos):,} observations, {len(demos.tasks)} instructions"
     print_line(console, f"{trainer.policy.describe()}; {size}{_auxiliary_note(config)}")
     table = route_parts(trainer.policy, config.optim)
-    console.print(_summarize_routing(table))
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for row in table:
+        sizes.setdefault((row.name.split(".")[0], row.rule), []).append(row.numel)
+    summary = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
+    for (part, rule), each in sizes.items():
+        summary.add_row(part, rule, str(len(each)), f"{sum(each):,}")
+    console.print(summary)
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         (run.path / "routing.txt").write_text(table.to_text(full=True))
         if plan.checkpoint is not None:
@@ -74,28 +83,9 @@ def train(config: VlaTrainConfig) -> int:
     return 0
 
 
-def make_plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
-    if config.resume is not None:
-        return plan_resume(config, evaluate="mesotron vla eval", instead="start a new run")
-    # Absolute, so that it can be resumed from anywhere.
-    config = dataclasses.replace(config, demos=config.demos.resolve())
-    return plan_new(config, config.out or new_run_path("vla"))
-
-
 def _auxiliary_note(config: VlaTrainConfig) -> str:
-    if not config.where:
-        return ""
-    return f"; auxiliary loss on the object's position, weight {config.where:g}"
-
-
-def _summarize_routing(table: RoutingTable) -> Table:
-    sizes: dict[tuple[str, str], list[int]] = {}
-    for row in table:
-        sizes.setdefault((row.name.split(".")[0], row.rule), []).append(row.numel)
-    summary = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
-    for (part, rule), each in sizes.items():
-        summary.add_row(part, rule, str(len(each)), f"{sum(each):,}")
-    return summary
+    note = f"; auxiliary loss on the object's position, weight {config.where:g}"
+    return note if config.where else ""
 
 
 def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:
@@ -137,8 +127,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
     config, rows = trainer.config, run.rows("metrics")
     result: dict[str, Any] = {"steps": config.steps, "loss": last_value(rows, "loss")}
     missing = success = ""
-    reason = _why_not_evaluated(demos.world, config.episodes)
-    if reason:
+    if reason := _why_not_evaluated(demos.world, config.episodes):
         command = f"mesotron vla eval {run.path}{' --world NAME' if demos.world is None else ''}"
         missing = f"not evaluated ({reason}): run {command}"
         print_line(console, missing)
@@ -155,6 +144,13 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         result |= {name: column.success for name, column in results.items()}
         console.print(as_table(results))
         success = as_markdown(results)
+    # Values that are not in every row are carried forward.
+    last: dict[str, float] = {}
+    filled = []
+    for row in rows:
+        last = last | {name: row[name] for name in REPORTED_METRICS if name in row}
+        filled.append({"step": row["step"], **last})
+    names = [name for name in REPORTED_METRICS if name in last]
     report = partial(
         fill_template,
         Path(__file__).with_name("report.md.j2"),
@@ -164,7 +160,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         note=_auxiliary_note(config),
         missing=missing,
         success=success,
-        curves=_curves(rows),
+        curves="\n".join(training_table(filled, names, ".3g")),
     )
     run.finish(result, report)
     print_line(console, f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}")
@@ -179,14 +175,3 @@ def _why_not_evaluated(world: WorldConfig | None, episodes: int) -> str:
         if find_spec(package) is None:
             return f"{package} is not installed"
     return ""
-
-
-def _curves(rows: list[dict[str, Any]]) -> str:
-    """The metrics over the run; values that are not in every row are carried forward."""
-    last: dict[str, float] = {}
-    filled = []
-    for row in rows:
-        last = last | {name: row[name] for name in REPORTED_METRICS if name in row}
-        filled.append({"step": row["step"], **last})
-    names = [name for name in REPORTED_METRICS if name in last]
-    return "\n".join(training_table(filled, names, ".3g"))

@@ -181,12 +181,9 @@ class BlocksWorld(World):
         state = [*hand, *self.where] if self.gives_position else hand
         observation: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
         for name in self.cameras:
-            is_wrist = name == "wrist"
-            camera, offset = (WRIST, self.table.hand) if is_wrist else (self._view.camera, 0)
+            camera, offset = (WRIST, self.table.hand) if name == "wrist" else (self._view.camera, 0)
             image = self._render(camera, self.config.pixels, offset)
-            if self._view.noise:
-                image = rendering.add_noise(image, self._view.noise, self._noise)
-            observation[IMAGES + name] = image
+            observation[IMAGES + name] = self._view.add_noise(image, self._noise)
         return observation
 
     def _render(self, camera: Camera, pixels: int, offset: np.ndarray | float = 0) -> np.ndarray:

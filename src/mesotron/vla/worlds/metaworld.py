@@ -92,9 +92,7 @@ class MetaWorld(World):
         return self.observe()
 
     def observe(self) -> Observation:
-        image = self.picture(self.config.pixels)
-        if self._view.noise:
-            image = rendering.add_noise(image, self._view.noise, self._noise)
+        image = self._view.add_noise(self.picture(self.config.pixels), self._noise)
         state = self._full[:4].astype(np.float32)  # hand and gripper
         return {STATE: state, TASK: self.instruction, IMAGES + "front": image}
 

@@ -76,7 +76,12 @@ class Light:
 class View:
     camera: Camera
     light: Light
-    noise: float = 0.0
+    noise: float = 0.0  # standard deviation
+
+    def add_noise(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if not self.noise:
+            return image
+        return np.clip(image + rng.normal(0, self.noise, image.shape), 0, 255).astype(np.uint8)
 
 
 def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
@@ -93,10 +98,6 @@ def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
     if name == "noise":
         return replace(view, noise=PIXEL_NOISE)
     return view
-
-
-def add_noise(image: np.ndarray, std: float, rng: np.random.Generator) -> np.ndarray:
-    return np.clip(image + rng.normal(0, std, image.shape), 0, 255).astype(np.uint8)
 
 
 def cast_rays(
