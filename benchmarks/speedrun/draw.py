@@ -1,0 +1,65 @@
+"""Held-out accuracy over training time of the reported runs, at one machine's pace, and the median
+time to lower accuracies.
+
+python -m benchmarks.speedrun.draw
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+
+from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET
+
+HERE = Path(__file__).parent
+LEVELS = (0.5, 0.75)
+PACE = "attention kernels of tensor-core products"  # the row of paces.json that the page quotes
+SHOWN = {"ours_bonus_0.1": ("arith_smollm2_fast", "C0", "ours"),
+         "stock_4e-05_650": ("plain TRL, AdamW 4e-5", "C1", "trl")}  # fmt: skip
+
+
+def seconds_to(level: float, seconds: Sequence[float], scores: Sequence[float]) -> float:
+    """The first of `CONSECUTIVE` evaluations at or above a level, as for the target."""
+    ends = range(len(scores) - CONSECUTIVE + 1)
+    reached = (k for k in ends if min(scores[k : k + CONSECUTIVE]) >= level)
+    return next((seconds[k] for k in reached), math.inf)
+
+
+def main() -> None:
+    runs = json.loads((HERE / "report.json").read_text())
+    [pace] = [row for row in json.loads((HERE / "paces.json").read_text()) if row["code"] == PACE]
+    figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    for name, (label, color, arm) in SHOWN.items():
+        first, later = pace[arm]
+        reported = [run for run in runs if run["name"] == name and run["use"] == "reporting"]
+        for repeat in (False, True):
+            chosen = [run for run in reported if run.get("alone", False) == repeat]
+            curves = []
+            for k, run in enumerate(chosen):
+                steps, scores = zip(*(row[:2] for row in run["curve"]))
+                seconds = [first + (step - 1) * later if step else 0.0 for step in steps]
+                curves.append((seconds, scores))
+                note = ", run again" if repeat else f", {len(chosen)} fresh seeds"
+                axis.plot(seconds, scores, color, ls="--" if repeat else "-", lw=1,
+                          label=None if k else label + note)  # fmt: skip
+                axis.plot(seconds[-1], scores[-1], "o", color=color, ms=3)
+            for level in LEVELS if curves else ():
+                times = [seconds_to(level, *curve) for curve in curves]
+                print(f"{label}, {len(chosen)} runs: {level:g} after {median(times):.0f} s")
+    axis.axhline(TARGET, color="gray", lw=1, ls=":")
+    axis.set(xlabel="seconds of training on one H200", ylabel="greedy accuracy, 512 problems",
+             xlim=(0, None), ylim=(0, 1))  # fmt: skip
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right")
+    figure.savefig(HERE / "report.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()
