@@ -1,4 +1,4 @@
-"""A user's own data and rewards: columns, chats, golds, mixtures, and every kind of reward."""
+"""A user's own data and rewards: columns, chats, golds, mixtures, and whole runs."""
 
 import json
 import re
@@ -11,13 +11,11 @@ import pytest
 
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import EvalConfig, RewardConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
 from mesotron.recipes import LORA_RATES, RATES
 from mesotron.rlvr.prompts import build_prompt, solved_text
-from mesotron.rlvr.rewards import call_reward, import_reward, try_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.own import read_own, read_source
-from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import check, resolve_own, run_name
 from mesotron.runs import RunFolder
 
@@ -131,32 +129,10 @@ def test_folders_of_the_datasets_library(tmp_path):
 
 
 OWN = """
-import asyncio, math
-
-def by_columns(completions, hard, rows, **kwargs):
-    return [float(h) + len(row) for h, row in zip(hard, rows)]
-
-async def later(completions, prompts):
-    await asyncio.sleep(0)
-    return [float(len(text)) for text in completions]
-
 class Scaled:
-    def __init__(self, factor=2.0, *, plus=0.0):
-        self.factor, self.plus = factor, plus
     def __call__(self, completions, prompts, **kwargs):
         assert all(prompt[-1]["role"] == "user" for prompt in prompts)
-        return [self.factor * len(text) + self.plus for text in completions]
-
-def of_plain_prompts(completions, prompts):
-    return [float(len(prompt.split())) for prompt in prompts]
-
-def busy(completions, calls=[]):
-    calls.append(1)
-    key = "busy" if len(calls) == 2 else "choices"
-    return [{"choices": len(text)}[key] for text in completions]
-
-def of_chats(completions, **kwargs):
-    return [len(chat[0]["content"]) for chat in completions]
+        return [2.0 * len(text) for text in completions]
 
 def crashes(completions):
     return [1 / len(text) for text in completions]
@@ -169,72 +145,7 @@ def too_few(completions):
 
 def needs_level(completions, level):
     return level
-
-def as_array(completions):
-    import numpy
-    return numpy.ones(len(completions))
 """
-
-
-def batch_of(*texts: str, **columns):
-    prompt = [{"role": "user", "content": "P"}]
-    rows = [{"prompt": prompt, "gold": None, "id": "x", "columns": json.dumps(columns)}] * len(
-        texts
-    )
-    return {
-        "completions": [*texts], "completion_ids": [[1]] * len(texts), "golds": [None] * len(texts),
-        "truncated": [False] * len(texts), "facts": [None] * len(texts), "rows": rows,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "scores"),
-    [
-        ("by_columns", [4.0, 4.0]),
-        ("later", [1.0, 2.0]),
-        ("Scaled", [2.0, 4.0]),
-        ("Scaled(3, plus=0.5)", [3.5, 6.5]),
-        ("of_chats", [1.0, 2.0]),
-        ("as_array", [1.0, 1.0]),
-    ],
-)
-def test_every_kind_of_reward(tmp_path, monkeypatch, name, scores):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OWN)
-    name = f"mine.py:{name}"
-    assert call_reward(name, import_reward(name), batch_of("a", "ab", hard=1), 8) == scores
-
-
-def test_a_passing_failure_does_not_change_what_a_reward_reads(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OWN)
-    name = "mine.py:busy"
-    function = import_reward(name)
-    assert call_reward(name, function, batch_of("a", "ab"), 8) == [1.0, 2.0]
-    with pytest.raises(ValueError, match="KeyError"):
-        call_reward(name, function, batch_of("a", "ab"), 8)
-    assert call_reward(name, function, batch_of("a", "ab"), 8) == [1.0, 2.0]
-
-
-def test_a_reward_of_texts_is_tried_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OWN)
-    try_reward(RewardConfig(parts=("mine.py:of_plain_prompts",)), Problem("2 + 3", "5", "x"), 8)
-
-
-@pytest.mark.parametrize(
-    ("name", "score"),
-    [
-        ("think_format_reward", [1.0, 0.0]),
-        ("get_cosine_scaled_reward(max_len=4)", [0.5, -0.5]),
-        ("get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)", [0.0, 0.0]),
-    ],
-)
-def test_rewards_of_trl(name, score):
-    name = f"trl.rewards:{name}"
-    texts = [r"<think>6 + 1</think> \boxed{7}", r"\boxed{8}"]
-    given = {**batch_of(*texts, solution="$7$"), "completion_ids": [[1] * 4] * 2}
-    assert call_reward(name, import_reward(name), given, 8) == pytest.approx(score)
 
 
 def read(words: str) -> TrainConfig:

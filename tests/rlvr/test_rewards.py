@@ -1,5 +1,6 @@
 """Rewards: hand-worked values of every part, their sum, and user functions."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mesotron.config import RewardConfig
-from mesotron.rlvr.rewards import PARTS, make_reward
+from mesotron.rlvr.rewards import PARTS, make_reward, try_reward
+from mesotron.rlvr.tasks.problem import Problem
 
 RIGHT, WRONG, BARE, NOTHING = r"\boxed{7}", r"\boxed{8}", "It is 7", "no idea"
 
@@ -91,16 +93,38 @@ def test_parts_are_weighted_and_summed(judge):
 
 
 OWN = """
-import json
+import asyncio, json, numpy
 
-def by_length(completions, **kwargs):
-    return [float(len(text)) for text in completions]
-
-def by_columns(prompts, hard, max_tokens):
-    return [len(prompt) + 10 * h + 100 * max_tokens for prompt, h in zip(prompts, hard)]
+def by_columns(prompts, hard, max_tokens, rows):
+    return [h + 10 * max_tokens + len(row) for h, row in zip(hard, rows)]
 
 def by_facts(facts, golds):
     return [None if gold is None else float(fact.correct) for fact, gold in zip(facts, golds)]
+
+async def later(completions, prompts):
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]
+
+class Scaled:
+    def __init__(self, factor=2.0, *, plus=0.0):
+        self.factor, self.plus = factor, plus
+    def __call__(self, completions, prompts, **kwargs):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+        return [self.factor * len(text) + self.plus for text in completions]
+
+def of_chats(completions, **kwargs):
+    return [len(chat[0]["content"]) for chat in completions]
+
+def of_plain_prompts(completions, prompts):
+    return [float(len(prompt.split())) for prompt in prompts]
+
+def as_array(completions):
+    return numpy.ones(len(completions))
+
+def busy(completions, calls=[]):
+    calls.append(1)
+    key = "busy" if len(calls) == 2 else "choices"
+    return [{"choices": len(text)}[key] for text in completions]
 
 def raises_on_second(completions):
     return [1 / len(text) for text in completions]
@@ -120,6 +144,12 @@ def empties(completions, completion_ids, rows, **_):
 
 SCORE = 3
 """
+PROMPT = [{"role": "user", "content": "P"}]
+THOUGHT = r"<think>6 + 1</think> \boxed{7}"
+
+
+def rows_of(*columns):
+    return [{"prompt": PROMPT, "columns": json.dumps(one)} for one in columns]
 
 
 @pytest.fixture
@@ -134,18 +164,46 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("name", "scores"),
-    [("by_length", [9.0, 7.0]), ("by_columns", [202.0, 213.0]), ("by_facts", [1.0, None])],
-)
-def test_user_functions(judge, name, scores):
-    rows = [{"prompt": "ab", "hard": 0}, {"prompt": "abc", "hard": 1}]
-    reward = make_reward(RewardConfig(parts=(f"own_rewards:{name}",)), judge, 2)
-    assert reward([RIGHT, BARE], [[1], [1]], ["7", None], [False, False], rows) == scores
+    [
+        ("own_rewards:by_columns", [22, 23]),
+        ("own_rewards:by_facts", [1, None]),
+        ("own_rewards.py:later", [30, 9]),
+        ("own_rewards.py:Scaled", [60, 18]),
+        ("own_rewards.py:Scaled(3, plus=0.5)", [90.5, 27.5]),
+        ("own_rewards.py:of_chats", [30, 9]),
+        ("own_rewards.py:as_array", [1, 1]),
+        ("trl.rewards:think_format_reward", [1, 0]),
+        ("trl.rewards:get_cosine_scaled_reward(max_len=4)", [0.5, -0.5]),
+        ("trl.rewards:get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)",
+         [0, 0]),
+    ],
+)  # fmt: skip
+def test_user_functions_and_those_of_trl(judge, name, scores):
+    rows = rows_of({"hard": 0, "solution": "$7$"}, {"hard": 1, "solution": "$7$"})
+    reward = make_reward(RewardConfig(parts=(name,)), judge, 2)
+    assert reward([THOUGHT, WRONG], [[1] * 4] * 2, ["7", None], [False] * 2, rows) == scores
+
+
+@pytest.mark.usefixtures("own")
+def test_a_passing_failure_does_not_change_what_a_reward_reads(judge):
+    reward = make_reward(RewardConfig(parts=("own_rewards.py:busy",)), judge, 8)
+    arguments = ["a", "ab"], [[1], [1]], ["7", "7"], [False, False]
+    assert reward(*arguments) == [1.0, 2.0]
+    with pytest.raises(ValueError, match="KeyError"):
+        reward(*arguments)
+    assert reward(*arguments) == [1.0, 2.0]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reward_of_plain_prompts_is_tried_too():
+    config = RewardConfig(parts=("own_rewards.py:of_plain_prompts",))
+    try_reward(config, Problem("2 + 3", "5", "x"), 8)
 
 
 @pytest.mark.usefixtures("own")
 def test_a_user_function_can_neither_empty_its_arguments_nor_overflow(judge):
     config = RewardConfig(parts=("own_rewards:empties", "own_rewards:by_columns"), weights=(1e9, 1))
-    ids, rows = [[1], [1]], [{"prompt": "ab", "hard": 0}, {"prompt": "abc", "hard": 1}]
+    ids, rows = [[1], [1]], rows_of({"hard": 0}, {"hard": 1})
     scores = make_reward(config, judge, 2)([RIGHT, BARE], ids, ["7", "7"], [False, False], rows)
     assert (scores[0] > 1e20, scores[1] < -1e20, math.isfinite(sum(scores))) == (True, True, True)
     assert (ids, len(rows[0])) == ([[1], [1]], 2)
@@ -160,33 +218,24 @@ def line_of(code):
 @pytest.mark.parametrize(
     ("name", "keyword"),
     [
-        ("raises_on_second", "ZeroDivisionError.* " + line_of("1 / len(text)")),
-        ("fails_in_a_library", "JSONDecodeError.* " + line_of("json.loads(text)")),
-        ("exits_on_second", "SystemExit"),
-        ("too_few", "1 for 2 completions"),
-        ("not_numbers", "completion 0"),
-        ("nan_on_second", "completion 1"),
-        ("too_large_on_second", "completion 1"),
-    ],
-)
-def test_a_user_function_that_fails_is_named_with_its_line(judge, name, keyword):
-    reward = make_reward(RewardConfig(parts=(f"own_rewards:{name}",)), judge, 10)
-    with pytest.raises(ValueError, match=f"own_rewards:{name} .*{keyword}"):
-        reward(["1", ""], [[1], [1]], ["7", "7"], [False, False])
-
-
-@pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    ("part", "match"),
-    [
         ("zzz", "two_part, sparse"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("broken_rewards:f", r"ZeroDiv.* at /.*/broken_rewards\.py:1$"),
         ("script_rewards:f", "SystemExit: usage"),
         ("own_rewards:absent", "'absent'"),
         ("own_rewards:SCORE", "'SCORE'"),
+        ("own_rewards:raises_on_second", "ZeroDivisionError.* " + line_of("1 / len(text)")),
+        ("own_rewards:fails_in_a_library", "JSONDecodeError.* " + line_of("json.loads(text)")),
+        ("own_rewards:exits_on_second", "SystemExit"),
+        ("own_rewards:too_few", "1 for 2 completions"),
+        ("own_rewards:not_numbers", "completion 0"),
+        ("own_rewards:nan_on_second", "completion 1"),
+        ("own_rewards:too_large_on_second", "completion 1"),
     ],
 )
-def test_unknown_parts_and_broken_modules_are_refused(judge, part, match):
-    with pytest.raises(ValueError, match=match):
-        make_reward(RewardConfig(parts=(part,)), judge, 10)
+def test_an_unknown_or_broken_reward_is_named_with_its_line(judge, name, keyword):
+    with pytest.raises(ValueError, match=f"(?s){keyword}") as error:
+        make_reward(RewardConfig(parts=(name,)), judge, 10)(
+            ["1", ""], [[1], [1]], ["7", "7"], [False, False]
+        )
+    assert name.partition(":")[0] in str(error.value)
