@@ -118,23 +118,48 @@ def test_every_format_gives_the_same_rows_also_while_it_grows(name, write):
         assert stream.log == replace(log, path=path)
 
 
-def test_decimal_commas_and_percent_signs(write):
-    text = "run;step;reward;clipped;kl\na,1;1;0,5;50%;-1,5e-3\na,1;2;0.5;2,5 %;n/a\n"
-    rows = read_log(write("a.csv", text)).rows
-    assert rows == [{"step": 1, "reward": 0.5, "clipped": 0.5, "kl": -0.0015},
-                    {"step": 2, "reward": 0.5, "clipped": 0.025}]  # fmt: skip
-    (row,) = read_log(write("b.csv", 'step,reward,size\n1,50%,"1,234"\n')).rows
-    assert row == {"step": 1, "reward": 0.5}  # a decimal comma, or thousands?
+@pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark(mark, write):
+    for name in ("metrics.jsonl", "export.csv", "rows.json", "console.log"):
+        log = read_log(write(name, TEXTS[name].encode(mark)))
+        assert training_rows(log.rows) == [pytest.approx(row) for row in ROWS]
 
 
-def test_dictionaries_that_trainer_prints(write):
-    text = """{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'eval_reward': 0.4, 'epoch': 0.1}
-        {'loss': 'nan', 'reward': '0.6', 'epoch': 0.2}\n"""
-    log = read_log(write("out.log", text))
-    found = [(row["step"], row["reward"]) for row in log.rows if "reward" in row]
-    assert found == [(1, 0.5), (2, 0.6)]
-    assert math.isnan(log.rows[-1]["loss"])
-    assert len(log.notes) == 1
+EPOCHS = [{"epoch": e, "step": k, "reward": 0.5} for e in range(2) for k in range(2)]
+RESUMED = [{"epoch": k / 4, "step": k, "reward": k} for k in (0, 1, 2, 3, 2)]
+PRINTED = """{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'eval_reward': 0.4, 'epoch': 0.1}
+{'loss': 'inf', 'reward': '0.6', 'epoch': 0.2}\n"""
+SPLIT = [{"seed": 1}, {"step": 0, "reward": 1}, {"eval_reward": 3}, {"step": 5, "reward": 0}]
+NUMBERS = '{"step": 1, "reward": 1' + "0" * 400 + ', "loss": NaN, "kl": -1e999, "up": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows", "note"),
+    [
+        ("a.csv", "run;step;reward;clipped;kl\na,1;1;0,5;50%;-1,5e-3\na,1;2;0.5;2,5 %;n/a\n",
+         [{"step": 1, "reward": 0.5, "clipped": 0.5, "kl": -0.0015},
+          {"step": 2, "reward": 0.5, "clipped": 0.025}], ""),
+        # A decimal comma, or thousands?
+        ("a.csv", 'step,reward,size\n1,50%,"1,234"\n', [{"step": 1, "reward": 0.5}], ""),
+        ("a.csv", "step,run,kl\n1,,3\n2,x,4\n", [{"step": 1, "kl": 3}, {"step": 2, "kl": 4}], ""),
+        ("run-a-tag-loss.csv", "Wall time,Step,Value\n9,1,0.25\n",
+         [{"step": 1, "loss": 0.25, "Wall time": 9}], ""),
+        ("a.log", PRINTED, [{"step": 1, "loss": 0.1, "reward": 0.5, "epoch": 0.1},
+                            {"step": 1, "eval_reward": 0.4, "epoch": 0.1},
+                            {"step": 2, "loss": math.inf, "reward": 0.6, "epoch": 0.2}], "no step"),
+        ("a.jsonl", NUMBERS,
+         [{"step": 1, "reward": math.inf, "loss": math.nan, "kl": -math.inf}], ""),
+        ("a.jsonl", as_jsonl(SPLIT), [{"step": 0, "seed": 1, "reward": 1, "eval_reward": 3},
+                                      {"step": 5, "reward": 0}], ""),
+        ("a.jsonl", as_jsonl(EPOCHS), [row | {"step": k} for k, row in enumerate(EPOCHS)], "epoch"),
+        ("a.jsonl", as_jsonl(RESUMED), [*RESUMED[:2], RESUMED[4]], "resumed"),
+        ("a.jsonl", '{"step": 1}\n\n{"step": 2, "kl": 1}\n', [{"step": 1}, {"step": 2, "kl": 1}], ""),
+    ],
+)  # fmt: skip
+def test_rows_of_unusual_logs(name, text, rows, note, write):
+    log = read_log(write(name, text))
+    assert log.rows == [pytest.approx(row, nan_ok=True) for row in rows]
+    assert note in "".join(log.notes)
 
 
 @pytest.mark.parametrize(
@@ -161,21 +186,7 @@ def test_a_folder_is_searched_for_its_best_log(files, kind, write, tmp_path):
     assert len(training_rows(log.rows)) == len(ROWS)
 
 
-def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
-    rows = [*ROWS, {"step": 2, "reward": 9.0}, {"step": 3, "reward": 9.5}]
-    log = read_log(write("a.jsonl", as_jsonl(rows)))
-    assert [row["step"] for row in log.rows] == [0, 1, 2, 3]
-    assert log.rows[2]["reward"] == 9.0
-    assert len(log.notes) == 1
-
-
-def test_runs_in_one_file_and_times_of_two_processes(write):
-    rows = [{"run_name": name, "step": k, "reward": x} for k in range(4)
-            for name, x in (("a", 0.1), ("b", 0.9))]  # fmt: skip
-    path = write("a.jsonl", as_jsonl(rows))
-    read = {run.name: read_log(run).rows for run in find_runs(path)}
-    assert {name: [row["reward"] for row in rows] for name, rows in read.items()} == {
-        "a.jsonl#a": [0.1] * 4, "a.jsonl#b": [0.9] * 4}  # fmt: skip
+def test_late_rows_of_a_second_process_join_their_steps(write):
     late = {"step": 1, "time": 3.0, "time/step": 1.0, "eval/accuracy": 0.5}
     rows = [{"step": k, "time": k, "time/step": 1.0, "loss": 0.1} for k in range(4)]
     path = write("own/metrics.jsonl", as_jsonl([*rows, late]))
@@ -192,34 +203,6 @@ def test_names_of_runs_that_a_path_would_change(write, names):
     assert all(len(training_rows(read_log(run).rows)) >= len(ROWS) for run in runs)
 
 
-def test_rows_without_the_name_of_a_run_are_not_lost(write):
-    lines = [f"{k},{'x' if k > 3 else ''},{k / 10}" for k in range(8)]
-    path = write("log.csv", "\n".join(["step,run,reward", *lines]))
-    assert [row["step"] for row in read_log(path).rows] == list(range(8))
-
-
-def test_steps_that_begin_again_in_each_epoch(write):
-    rows = [{"epoch": e, "step": k, "reward": 0.5} for e in range(3) for k in range(4)]
-    log = read_log(write("a.jsonl", as_jsonl(rows)))
-    assert [row["step"] for row in log.rows] == list(range(12))
-    # A resumed run repeats the epochs too.
-    rows = [{"epoch": k / 4, "step": k, "reward": 0.5} for k in (0, 1, 2, 3, 2, 3, 4)]
-    log = read_log(write("b.jsonl", as_jsonl(rows)))
-    assert [row["step"] for row in log.rows] == [0, 1, 2, 3, 4]
-
-
-def test_a_row_without_a_step_belongs_to_the_one_before(write):
-    rows = [
-        {"seed": 1.0},
-        {"step": 0, "reward": 0.1},
-        {"eval_reward": 0.3},
-        {"step": 5, "reward": 0},
-    ]
-    log = read_log(write("a.jsonl", as_jsonl(rows)))
-    assert log.rows == [{"step": 0, "seed": 1, "reward": 0.1, "eval_reward": 0.3},
-                        {"step": 5, "reward": 0}]  # fmt: skip
-
-
 # Malformed logs
 
 
@@ -230,6 +213,7 @@ def test_a_row_without_a_step_belongs_to_the_one_before(write):
         ("a.jsonl", "[" * 100_000 + "\n", "line 1"),
         ("a.jsonl", "x" * (parsers.MAX_LINE + 9), "line 1"),
         ("a.jsonl", '{"step": 1}\n\x00\xff\xfe\n', "line 2"),
+        ("a.jsonl", '{"step": 1}\n' * 1500 + "{oops\n" + '{"step": 1}\n' * 499, "line 1501"),
         ("a.jsonl", "", "no row"),
         ("a.json", "{", "not JSON"),
         ("a.json", "[" * 100_000, "not JSON"),
@@ -270,14 +254,6 @@ def test_a_log_is_read_up_to_the_damage(end, write, tmp_path):
     log = read_log(path)
     assert log.rows[-1] == pytest.approx({"step": 4, "train/reward": 0.9})
     assert len(log.notes) == 1
-
-
-def test_numbers_of_any_size(write):
-    text = '{"step": 1, "reward": 1' + "0" * 400 + ', "loss": NaN, "kl": -1e999, "up": true}\n'
-    (row,) = read_log(write("a.jsonl", text)).rows
-    assert (row["reward"], row["kl"]) == (math.inf, -math.inf)
-    assert math.isnan(row["loss"])
-    assert "up" not in row
 
 
 def test_no_input_makes_a_pattern_run_for_long(write):

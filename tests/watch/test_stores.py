@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from mesotron.watch.readers import Stream, find_runs, parsers, read_log, stores, stream
+from mesotron.watch.readers import Stream, find_runs, read_log, stores, stream
 from mesotron.watch.readers.stream import Log, Table
 
 ROWS = [{"step": float(k), "reward": 0.1 * k, "entropy": 1.0 - 0.1 * k} for k in range(1, 6)]
@@ -92,69 +92,52 @@ def test_damage_inside_a_wandb_file(seed, tmp_path):
     assert any("damaged" in note for note in log.notes)
 
 
-def trackio_database(path, text=json.dumps):
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp TEXT, "
-                         "run_name TEXT, step INTEGER, metrics TEXT)")  # fmt: skip
-        for run in ("first", "second"):
-            for row in ROWS:
-                values = text({"reward": row["reward"], "entropy": row["entropy"], "loss": "NaN"})
-                insert = "INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)"
-                database.execute(insert, (run, int(row["step"]), values))
+RUNS = [(run, row) for row in ROWS for run in ("first", "second")]
+LONG = [(run, *row.values()) for run, row in RUNS]
+TIDY = [(run, row["step"], name, row[name]) for run, row in RUNS for name in ("reward", "entropy")]
+WIDE = [(step, reward, 9, entropy, 9) for step, reward, entropy in map(dict.values, ROWS)]
+TRACKIO = [(k, run, int(row["step"]), json.dumps(row | {"loss": "NaN"}))
+           for k, (run, row) in enumerate(RUNS)]  # fmt: skip
+MLFLOW = [(name, x, 0, run, int(step), 0) for run, step, name, x in TIDY]
+MLFLOW += [("loss", 0.0, 0, run, int(row["step"]), 1) for run, row in RUNS]
 
 
-def mlflow_database(path):
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, "
-                         "run_uuid TEXT, step INTEGER, is_nan BOOLEAN)")  # fmt: skip
-        for run in ("first", "second"):
-            for row in ROWS:
-                cells = [("reward", row["reward"], 0), ("entropy", row["entropy"], 0),
-                         ("loss", 0.0, 1)]  # fmt: skip
-                for key, value, is_nan in cells:
-                    database.execute("INSERT INTO metrics VALUES (?, ?, 0, ?, ?, ?)",
-                                     (key, value, run, int(row["step"]), is_nan))  # fmt: skip
+def table(columns, rows):
+    lines = [columns, *(",".join(map(str, row)) for row in rows)]
+    return lambda path: path.write_text("\n".join(lines) + "\n")
+
+
+def database(columns, rows):
+    def write(path):
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"CREATE TABLE metrics ({columns})")
+            marks = ", ".join("?" for _ in rows[0])
+            connection.executemany(f"INSERT INTO metrics VALUES ({marks})", rows)
+
+    return write
 
 
 def parquet_file(path):
-    table = pytest.importorskip("pyarrow")
-    rows = [{"run_name": run, "loss": math.nan} | row for run in ("first", "second")
-            for row in ROWS]  # fmt: skip
-    pytest.importorskip("pyarrow.parquet").write_table(table.Table.from_pylist(rows), path)
-
-
-def wandb_chart(path):
-    lines = ['"Step","first - reward","second - reward","first - entropy","second - entropy"']
-    lines += [f"{r['step']},{r['reward']},9,{r['entropy']},9" for r in ROWS]
-    path.write_text("\n".join(lines) + "\n")
-
-
-def long_table(path):
-    lines = ["experiment,step,reward,entropy"]
-    lines += [f"{run},{r['step']},{r['reward']},{r['entropy']}" for r in ROWS
-              for run in ("first", "second")]  # fmt: skip
-    path.write_text("\n".join(lines) + "\n")
-
-
-def tidy_table(path):
-    lines = ["Run,Step,Metric,Value"]
-    lines += [f"{run},{r['step']},{name},{r[name]}" for run in ("first", "second") for r in ROWS
-              for name in ("reward", "entropy")]  # fmt: skip
-    path.write_text("\n".join(lines) + "\n")
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [{"run_name": run, "loss": math.nan} | row for run, row in RUNS]
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
 
 
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("long.csv", long_table),
-        ("tidy.csv", tidy_table),
-        ("demo.db", trackio_database),
-        ("bytes.db", lambda path: trackio_database(path, lambda row: json.dumps(row).encode())),
-        ("mlflow.db", mlflow_database),
+        ("long.csv", table("experiment,step,reward,entropy", LONG)),
+        ("tidy.csv", table("Run,Step,Metric,Value", TIDY)),
+        ("wandb.csv", table('"Step","first - reward","second - reward",'
+                            '"first - entropy","second - entropy"', WIDE)),
+        ("rows.jsonl", table("{}", [[json.dumps({"run_name": run} | row)] for run, row in RUNS])),
+        ("trackio.db", database("id, run_name, step, metrics", TRACKIO)),
+        ("bytes.db", database("id, run_name, step, metrics",
+                              [(*cells, text.encode()) for *cells, text in TRACKIO])),
+        ("mlflow.db", database("key, value, timestamp, run_uuid, step, is_nan", MLFLOW)),
         ("demo.parquet", parquet_file),
-        ("chart.csv", wandb_chart),
     ],
-)
+)  # fmt: skip
 def test_a_file_with_several_runs(name, write, tmp_path):
     path = tmp_path / name
     write(path)
@@ -166,12 +149,6 @@ def test_a_file_with_several_runs(name, write, tmp_path):
     for bad in (path, tmp_path / f"{name}#third"):
         with pytest.raises(ValueError, match="first"):
             read_log(bad)
-
-
-def test_tensorboards_export(tmp_path):
-    path = tmp_path / "run-a-tag-train_reward.csv"
-    path.write_text("Wall time,Step,Value\n1.5e9,1,0.25\n1.6e9,2,0.5\n")
-    assert [row["train_reward"] for row in read_log(path).rows] == [0.25, 0.5]
 
 
 def test_a_run_of_mlflows_file_store(tmp_path):
@@ -269,28 +246,3 @@ def test_names_and_numbers_of_a_log_are_bounded(monkeypatch):
     table.add({"step": float(k), f"name{k}": 1.0} for k in range(100))
     assert len({key for row in table.rows for key in row}) == 50
     assert len(table.log.notes) == 1
-
-
-@pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json", "a.log"])
-def test_a_byte_order_mark(name, mark, tmp_path):
-    texts = {
-        "a.jsonl": '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.6}\n',
-        "a.csv": "step,reward\n1,0.5\n2,0.6\n",
-        "a.json": '[{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}]',
-        "a.log": "{'step': 1, 'reward': 0.5}\n{'step': 2, 'reward': 0.6}\n",
-    }
-    path = tmp_path / name
-    path.write_bytes(texts[name].encode(mark))
-    assert read_log(path).rows == [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}]
-
-
-def test_a_line_within_a_block_is_named(tmp_path):
-    lines = [json.dumps({"step": k, "reward": 0.5}) for k in range(1, 2000)]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join([*lines[:1500], "{oops", *lines[1500:]]) + "\n")
-    with pytest.raises(ValueError, match="line 1501"):
-        read_log(path)
-    path.write_text("\n".join([*lines[:1500], "", *lines[1500:]]) + "\n")
-    assert len(read_log(path).rows) == 1999
-    assert parsers.BLOCK > 2000
