@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mesotron import cli
 from mesotron.config import (
     DemosConfig,
     PartsOptimConfig,
@@ -152,22 +151,14 @@ def test_evaluation_of_a_run(reference, capsys, tmp_path):
     assert choose_world(saved, "blocks") == choose_world(saved, None) == saved.world
 
 
-def test_perturbed_images_need_a_camera(config, tmp_path, capsys):
-    world = WorldConfig(name="blocks_state")
-    write_demos(
-        DemosConfig(world=world, out=tmp_path / "d", episodes=2, starts=2, workers=1), log=None
-    )
-    session.train(replace(config, demos=tmp_path / "d", steps=1, batch=4))
-    words = ["vla", "eval", str(config.out), "--workers", "1", "--episodes", "1", "--device", "cpu"]
-    assert cli.main([*words, "--perturb", "wording", "light"]) == 2
-    assert "--perturb light" in capsys.readouterr().err
-    assert cli.main([*words, "--perturb", "wording"]) == 0
-
-
 def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch, capsys):
     monkeypatch.setattr(session, "find_spec", lambda name: None)  # no simulator
     session.train(replace(config, steps=1, execute=2, episodes=2))
     assert f"mesotron vla eval {config.out}" in capsys.readouterr().out
+    path = config.out / "checkpoints" / "checkpoint-1"
+    assert evaluation.run(VlaEvalConfig(run=path, episodes=1, workers=1, device="cpu")) == 0
+    assert (config.out / "eval" / "evaluation.json").is_file()
+    assert damage(path) is None  # no file was added to the checkpoint
     seen = []
 
     def stop(*args, execute, **kwargs):
@@ -181,26 +172,26 @@ def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch
     assert seen == [2, 3, 4]
 
 
-def test_a_checkpoint_that_was_evaluated_is_still_whole(config):
-    session.train(replace(config, steps=1, episodes=0))
-    path = config.out / "checkpoints" / "checkpoint-1"
-    assert evaluation.run(VlaEvalConfig(run=path, episodes=1, workers=1, device="cpu")) == 0
-    assert (config.out / "eval" / "evaluation.json").is_file()
-    assert damage(path) is None
-
-
-def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):
-    export_lerobot(load_demos(demos), tmp_path / "lerobot")
-    session.train(replace(config, demos=tmp_path / "lerobot", steps=1, episodes=1))
+def test_policy_of_recordings_needs_a_world(config, reference, tmp_path, capsys):
+    world = WorldConfig(name="blocks_state")
+    plan = DemosConfig(world=world, out=tmp_path / "d", episodes=2, starts=2, workers=1)
+    export_lerobot(make_demos(plan, log=None), tmp_path / "lerobot")
+    session.train(replace(config, demos=tmp_path / "lerobot", steps=1, batch=4, episodes=1))
     assert "--world NAME" in capsys.readouterr().out
     evaluate = VlaEvalConfig(run=config.out, episodes=1, workers=1, device="cpu")
-    for name, keyword in {None: "--world", "bloks": "bloks", "blocks_state": "cameras"}.items():
+    for changes, keyword in (
+        ({}, "--world"),
+        ({"world": "bloks"}, "bloks"),
+        ({"world": "blocks"}, "cameras"),
+        ({"perturb": ("wording", "light")}, "--perturb light"),  # it has no camera
+    ):
         with pytest.raises(ValueError, match=keyword):
-            evaluation.run(replace(evaluate, world=name))
-    assert evaluation.run(replace(evaluate, world="blocks")) == 0
+            evaluation.run(replace(evaluate, **changes))
+    assert evaluation.run(replace(evaluate, world="blocks_state", perturb=("wording",))) == 0
     result = json.loads((config.out / "eval" / "evaluation.json").read_text())
     assert result["expert"]["success"]["value"] == 1
-    assert result["success"]["world"]["pixels"] == 8
+    images = load_policy(reference)._replace(world=None)
+    assert choose_world(images, "blocks").pixels == 8
 
 
 def test_graphs_and_bfloat16_are_for_gpus(config, demos):
