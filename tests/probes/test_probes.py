@@ -44,6 +44,7 @@ def test_unscored_completions():
     assert found["groups/unscored"] == pytest.approx(3 / 6)
     assert found["groups/spread"] == pytest.approx(0.5 / 3)
     assert finite(found)
+    assert math.isnan(probes.group_signal([[1.0, math.inf], [1.0, 0.0]])["groups/spread"])
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 2.0], [], [[]], 3.0])

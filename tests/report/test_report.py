@@ -176,6 +176,10 @@ def test_runs_of_snake_and_of_vla(tmp_path):
     page = page_of(run.path)
     assert "90.0% success, 10.0% with a wrong instruction" in page.text
     assert list(page.charts) == ["Loss", "Update RMS", "Gradient signal-to-noise ratio"]
+    run.append("metrics", {"step": 30, "loss": float("nan")})
+    event = {"step": 30, "detector": "nonfinite", "severity": "stop", "diagnosis": "a loss is NaN"}
+    run.append("events", {**event, "evidence": [], "remedy": "", "began": 30})
+    assert {"class": "figure dead"} in page_of(run.path).find("div")
 
 
 def test_foreign_names_get_our_charts(tmp_path):

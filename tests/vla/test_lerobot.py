@@ -100,6 +100,8 @@ def test_episodes_locate_their_frames_and_statistics_match(exported, loaded):
     assert stats["action"]["count"] == [len(loaded)]
     std = (loaded.images["front"] / 255).std(axis=(0, 1, 2))
     np.testing.assert_allclose(stats[FRONT]["std"], std[:, None, None], rtol=1e-3)
+    many = np.moveaxis(np.full((16, 256, 256, 3), 127 / 255, np.float32), -1, 1)
+    assert lerobot.moments(many, (0, 2, 3))["mean"][0][0] == pytest.approx([127 / 255])
 
 
 def test_large_sets_are_split_and_large_images_shrunk(demos, exported, tmp_path, monkeypatch):

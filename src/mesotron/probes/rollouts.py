@@ -38,7 +38,7 @@ def group_signal(
     table = _scored(rewards)
     out = {
         "groups/zero_signal": float(_are_equal(table, tolerance).mean()),
-        "groups/spread": float(table.std(axis=1).filled(0).mean()),
+        "groups/spread": float(_spread(table).mean()),
         "groups/unscored": float(1 - table.count() / table.size),
     }
     if right is None:
@@ -63,13 +63,19 @@ def group_spreads(rewards: Any, tolerance: float = 1e-6) -> np.ndarray:
     """
     table = _scored(rewards)
     # A square may underflow; a signal must not become 0.
-    spread = np.maximum(table.std(axis=1).filled(0), np.finfo(np.float64).tiny)
+    spread = np.maximum(_spread(table), np.finfo(np.float64).tiny)
     return np.where(_are_equal(table, tolerance), 0.0, spread)
 
 
 def _scored(rewards: Any) -> np.ma.MaskedArray:
     table = _table(rewards, "rewards").astype(np.float64)
     return np.ma.masked_array(table, np.isnan(table))
+
+
+def _spread(table: np.ma.MaskedArray) -> np.ndarray:
+    count = np.maximum(table.count(axis=1), 1)  # `table.std` takes infinity for missing
+    mean = table.filled(0).sum(axis=1) / count
+    return np.sqrt(((table - mean[:, None]).filled(0) ** 2).sum(axis=1) / count)
 
 
 def _are_equal(table: np.ma.MaskedArray, tolerance: float) -> np.ndarray:

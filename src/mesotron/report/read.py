@@ -72,7 +72,8 @@ class Run:
     def diagnosis(self) -> Diagnosis | None:
         """The watch's diagnosis; None without a metric that it knows."""
         has_reward = any("reward" in canonical(row) for row in self.rows[:50])
-        if not has_reward and not (self.kind == "other" and any(map(canonical, self.rows))):
+        others = {"vla": self.logged_events, "other": any(map(canonical, self.rows))}
+        if not (has_reward or others.get(self.kind)):
             return None
         monitor = Monitor()
         monitor.replay(merge_history(self.rows, self.logged_events), ())

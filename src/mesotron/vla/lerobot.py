@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,7 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
 
 def moments(values: np.ndarray, axis: int | tuple[int, ...]) -> dict[str, Any]:
     """The statistics LeRobot keeps of a feature."""
-    functions = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
+    mean, std = (partial(f, dtype=float) for f in (values.mean, values.std))  # sums of many pixels
+    functions = {"min": values.min, "max": values.max, "mean": mean, "std": std}
     stats = {name: f(axis=axis, keepdims=True)[0] for name, f in functions.items()}
     return {name: np.atleast_1d(x).tolist() for name, x in stats.items()} | {"count": [len(values)]}

@@ -130,7 +130,7 @@ def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
 
 
 def _ends_head(site: ModuleSite) -> bool:
-    """The last linear layer of a head of several, or one of several heads, outside the layers."""
+    """The last layer of a head of several, or one of several heads, outside the layers."""
     for name, module in zip(site.path, site.modules[1:], strict=True):
         if name.isdigit():
             return False
@@ -139,7 +139,8 @@ def _ends_head(site: ModuleSite) -> bool:
         if several and name in _HEADS and name.endswith(("head", "heads", "classifier")):
             if isinstance(module, nn.ModuleList) and site.parent is module:
                 return True
-            return [m for m in module.modules() if isinstance(m, nn.Linear)][-1] is site.owner
+            layers = [m for m in module.modules() if isinstance(m, (nn.Linear, *_PLAIN_CONVS))]
+            return layers[-1] is site.owner
     return False
 
 
