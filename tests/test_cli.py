@@ -61,13 +61,9 @@ def test_every_public_name_loads():
 
 
 def test_overview_lists_every_command(capsys):
-    assert cli.main([]) == 0
+    assert cli.main([]) == cli.main(["--help"]) == 0
     listing = capsys.readouterr().out
-    assert all(f"mesotron {name} " in listing for name in cli.COMMANDS)
-    assert cli.main(["--help"]) == 0
-    assert capsys.readouterr().out == listing
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"mesotron {package.__version__}\n"
+    assert all(listing.count(f"mesotron {name} ") == 2 for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -82,13 +78,6 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     assert callable(cli.load(command.target))
     for flag, (item, _) in flags_of(command.config_type).items():
         assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
-
-
-@pytest.mark.parametrize("args", ["train --data --help", "train -h --lr", "reward check --data -h"])
-def test_a_flag_beside_help_needs_no_value(args, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(args.split())
-    assert (stop.value.code, "--data" in capsys.readouterr().out) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["train", "plan", "sft"])
@@ -106,13 +95,9 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
 @pytest.mark.parametrize(
     ("flag", "meant"),
     [
-        ("--batch-size", "--batch"), ("--learning_rate", "--lr"), ("--num_generations", "--group"),
-        ("--dataset", "--data"), ("--reward-funcs", "--reward"), ("--output_dir", "--out"),
-        ("--max_completion_length", "--max-tokens"), ("--epochs", "--steps"),
-        ("--temperature", "--rollout.temperature"), ("--optim.learning-rate", "--lr"),
-        ("--objectve.name", "--objective.name"), ("--kl", "--objective.beta"),
-        ("--modle", "--model"), ("--grad-accum", "--rollout.micro-batch"),
-        ("--gradient_accumulation_steps", "--rollout.micro-batch"),
+        ("--batch-size", "--batch"), ("--num_generations", "--group"), ("--output_dir", "--out"),
+        ("--optim.learning-rate", "--lr"), ("--objectve.name", "--objective.name"),
+        ("--kl", "--objective.beta"), ("--modle", "--model"),
     ],
 )  # fmt: skip
 def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
@@ -125,43 +110,34 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
     ("args", "names"),
     [
         ("spectrom", "did you mean spectrum"),
-        ("--verbose", "--verbose"),
         ("vla trian", "did you mean train"),
-        ("spectrum --shap 3 4", "did you mean --shape"),
         ("spectrum --shape 0 4", "--shape 0 4"),
         ("spectrum muno", "muno"),
         ("spectrum --plot a.gif", ".png"),
-        ("spectrum --config absent.toml", "absent.toml"),
         ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json"),
         ("route", "MODEL"),
         ("route a b", "'b'"),
-        ("route a --optim sgd", "--optim"),
-        ("ppo snake --gif=3", "--gif"),
         ("export tiny", "tiny"),
         ("train arth", "did you mean arith"),
         ("train --lr 1e-3x", "--lr '1e-3x' is not a number"),
         ("train --steps=1e3", "--steps '1e3' is not a whole number"),
         ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),
         ("train --task.weights a b --seed 1", "--task.weights 'a b' is not"),
-        ("train --guard", "--guard needs a value: one of off, warn"),
         ("train --trl --steps 3", "--trl needs a value"),
-        ("plan --data", "--data needs a value"),
         ("eval ~no_such_user/run", "~no_such_user/run"),
-        ("train --data=~no_such_user/x.jsonl", "~no_such_user/x.jsonl"),
-        ("train --task.data --model tiny", "--task.data needs a value"),
         ("train --data= --model tiny", "--data needs a value"),
         ("train --task.data mine.jsonl", "--model"),
         ("sft --reward format", "unknown flag --reward;"),
-        ("compare --data --seeds 1", "--data needs a value"),
         ("compare --task.num-eval 5", "--set task.num-eval=VALUE"),
         ("sweep arith --task.num_eval 5", "--space task.num-eval=VALUE"),
         ("train --steps 99999999999999999999", "--steps 99999999999999999999"),
+        ("train --task.name file --task.path a\x1b[2Jb", "\\x1b[2Jb"),  # shown, not obeyed
     ],
 )
 def test_a_mistake_gets_one_line(args, names, capsys):
     assert cli.main(args.split()) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
     assert err.startswith("mesotron: ")
     assert names in err
 
@@ -262,10 +238,8 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
     [
         ("rat = 1", "did you mean rate"),
         ("[optim]\nsize = 1", "size"),
-        ("rate = 'x'", "rate"),
         ("fast_mode = 1", "fast_mode"),
         ("size = 0", "--size 0"),
-        ("rate =", "TOML"),
         ("# größer\nrate = 2\n".encode("latin-1"), "TOML"),
         ("rate = " + "[" * 2000 + "]" * 2000, "TOML"),
         ("size = 1" + "0" * 5000, "TOML"),
@@ -296,23 +270,13 @@ def test_short_names_in_a_toml_file_do_not_overrule_others(tmp_path, text, names
 
 
 MISSING = [
-    ("train --report-to wandb", "wandb"),
-    ("train --model.lora 2", "peft"),
-    ("train", "trl"),
-    ("sft", "datasets"),
-    ("eval tiny", "transformers"),
-    ("plan --calibrate", "trl"),
-    ("compare arith", "trl"),
-    ("compare snake", "jax"),
-    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
-    ("ppo snake", "jumanji"),
-    ("ppo snake --wandb", "wandb"),
-    ("vla train", "transformers"),
-    ("vla eval", "safetensors"),
-    ("vla demos --lerobot out", "pyarrow"),
-    ("route tiny", "transformers"),
-    ("spectrum muon --plot a.png", "matplotlib"),
-]
+    ("train", "trl"), ("train --report-to wandb", "wandb"), ("train --model.lora 2", "peft"),
+    ("sft", "datasets"), ("eval tiny", "transformers"), ("plan --calibrate", "trl"),
+    ("compare arith", "trl"), ("compare snake", "jax"), ("route tiny", "transformers"),
+    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"), ("ppo snake", "jumanji"),
+    ("vla train", "transformers"), ("vla eval", "safetensors"),
+    ("vla demos --lerobot out", "pyarrow"), ("spectrum muon --plot a.png", "matplotlib"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "package"), MISSING)
@@ -329,9 +293,8 @@ def test_a_missing_package_is_one_sentence_before_anything_is_made(
 
 
 BAD_CONFIGS = [
-    "[]", "3", "{", "[" * 100_000, '{"reward": []}', '{"rollout": {"engine": []}}',
-    '{"optim": {"lr": 1e999}}', '{"optim": {"lr": 1' + "0" * 400 + "}}", '{"seed": 4294967296}',
-    '{"out": "a\\u0000b"}', '{"steps": "ten"}', '{"task": {}, "rollout": {"max_tokens": []}}',
+    "[]", "{", "[" * 100_000, '{"reward": []}', '{"rollout": {"engine": []}}',
+    '{"optim": {"lr": 1' + "0" * 400 + "}}", '{"seed": 4294967296}', '{"out": "a\\u0000b"}',
 ]  # fmt: skip
 
 
@@ -344,11 +307,6 @@ def test_a_damaged_config_is_one_sentence_in_every_command(tmp_path, capsys, tex
     for command in ("train --resume", "sft --resume", "eval", "report", "ppo snake --resume"):
         assert cli.main([*command.split(), str(run)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_errors_do_not_control_the_terminal(capsys):
-    assert cli.main(["train", "--task.name", "file", "--task.path", "a\x1b[2Jb"]) == 2
-    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_list_that_is_given_twice_is_joined():

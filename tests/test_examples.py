@@ -31,6 +31,7 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    tested |= {words.split()[0] for words, *_ in LEARNING}
     files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
     assert {path.stem for path in files} <= tested
 
@@ -73,44 +74,23 @@ def test_plain_loop(example):
     assert numbers(r"step 100  loss ([\d.]+)", text)[0] < 0.1
 
 
-@pytest.mark.slow
-def test_hf_trainer(example):
-    first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", example("hf_trainer"))
-    assert last < 0.8 * first
+LOSS, REWARD = r"loss from ([\d.]+) to ([\d.]+)", r"reward from ([\d.]+) to ([\d.]+)"
+LEARNING = [
+    ("hf_trainer", LOSS, lambda first, last: last < 0.8 * first),
+    ("lightning_module", LOSS, lambda first, last: last < 0.5 * first),
+    ("peft_lora", r"(?s)step  0  loss ([\d.]+).*step 40  loss ([\d.]+)", float.__gt__),
+    ("trl_grpo", REWARD, float.__lt__),
+    ("sb3_cartpole", REWARD, float.__lt__),
+    ("sb3_snake --timesteps 24576", r"a game from ([\d.]+) to ([\d.]+)", float.__lt__),
+]
 
 
 @pytest.mark.slow
-def test_peft_lora(example):
-    text = example("peft_lora")
-    assert "lora_B" in text
-    assert numbers(r"step 40  loss ([\d.]+)", text) < numbers(r"step  0  loss ([\d.]+)", text)
-
-
-@pytest.mark.slow
-def test_lightning_module(example):
-    text = example("lightning_module")
-    first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", text)
-    assert last < 0.5 * first
-    assert "state per weight: 1.00" in text
-
-
-@pytest.mark.slow  # the README has a shorter one
-def test_trl_grpo(example):
-    first, last = numbers(r"reward from ([\d.]+) to ([\d.]+)", example("trl_grpo"))
-    assert last > first
-
-
-@pytest.mark.slow
-def test_sb3_cartpole(example):
-    first, last = numbers(r"reward from (\d+) to (\d+)", example("sb3_cartpole"))
-    assert last > first
-
-
-@pytest.mark.slow
-def test_sb3_snake(example, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["sb3_snake.py", "--timesteps", "24576"])
-    first, last = numbers(r"fruit a game from ([\d.]+) to ([\d.]+)", example("sb3_snake"))
-    assert last > first
+@pytest.mark.parametrize(("words", "pattern", "has_learned"), LEARNING)
+def test_an_example_learns(words, pattern, has_learned, example, monkeypatch):
+    monkeypatch.setattr("sys.argv", words.split())
+    first, last = numbers(pattern, example(words.split()[0]))
+    assert has_learned(first, last)
 
 
 @pytest.mark.slow

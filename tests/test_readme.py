@@ -19,30 +19,27 @@ def read(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / name).read_text())
 
 
+def spell(*values: float, decimals: int = 3) -> set[str]:
+    return {f"{value:.{decimals}f}" for value in values}
+
+
 def default_run() -> set[str]:
     rows = read("default_run/result.json")
-    ends = [row["after"]["value"] for row in rows]
-    lenient = [row["lenient"]["after"]["value"] for row in rows]
-    starts = {row["before"]["value"] for row in rows} | {
-        row["lenient"]["before"]["value"] for row in rows
-    }
+    shown = {str(rows[0]["problems"])}
+    for scores in (rows, [row["lenient"] for row in rows]):
+        ends = [row["after"]["value"] for row in scores]
+        shown |= spell(min(ends), max(ends), *(row["before"]["value"] for row in scores))
     seconds = [row["seconds"]["processor"] for row in rows]
-    values = {*starts, min(ends), max(ends), min(lenient), max(lenient)}
-    spelled = {f"{value:.3f}" for value in values}
-    return spelled | {f"{min(seconds):.0f}", f"{max(seconds):.0f}", f"{rows[0]['problems']}"}
+    return shown | spell(min(seconds), max(seconds), decimals=0)
 
 
 def rescue() -> set[str]:
-    values = [
-        row[when]["value"]
-        for guard in ("rollback", "warn")
-        for row in read(f"default_run/arith_collapse_{guard}.json")
-        for when in ("before", "after")
-    ]
-    seconds = [
-        row["seconds"]["processor"] for row in read("default_run/arith_collapse_rollback.json")
-    ]
-    return {f"{value:.3f}" for value in values} | {f"{second:.0f}" for second in seconds}
+    guarded, warned = (
+        read(f"default_run/arith_collapse_{guard}.json") for guard in ("rollback", "warn")
+    )
+    values = [row[when]["value"] for row in guarded + warned for when in ("before", "after")]
+    seconds = [row["seconds"]["processor"] for row in guarded]
+    return spell(*values) | spell(*seconds, decimals=0)
 
 
 def watch() -> set[str]:
@@ -60,23 +57,13 @@ def watch() -> set[str]:
     return {number for words in numbers for number in re.findall(r"\d+", words)}
 
 
-def rates() -> set[str]:
-    runs = [
-        run for run in read("claims/rates.json") if run["name"].split()[1] in ("0.004", "0.008")
-    ]
-    shown = {f"{runs[0]['curve'][0][1]:.3f}", str(runs[0]["steps"])}
-    for optim in ("adamw", "muon"):
-        ends = [run["accuracy"] for run in runs if optim in run["name"]]
-        shown |= {f"{min(ends):.3f}", f"{max(ends):.3f}"}
-    return shown
-
-
-def guard() -> set[str]:
-    runs = read("claims/guard.json")
-    shown = {f"{runs[0]['curve'][0][1]:.3f}", str(runs[0]["steps"])}
-    for name in ("off", "rollback"):
-        ends = [run["accuracy"] for run in runs if run["name"] == name]
-        shown |= {f"{min(ends):.3f}", f"{max(ends):.3f}"}
+def claim(name: str, *groups: tuple[str, ...]) -> set[str]:
+    """The start that the runs share, and the ends of each group of them."""
+    runs = read(f"claims/{name}.json")
+    shown = spell(runs[0]["curve"][0][1]) | {str(runs[0]["steps"])}
+    for names in groups:
+        ends = [run["accuracy"] for run in runs if run["name"] in names]
+        shown |= spell(min(ends), max(ends))
     return shown
 
 
@@ -87,24 +74,24 @@ def tournament() -> set[str]:
 
     done = read_cells([ROOT / "benchmarks/tournament/cells"])
     cells = reported(done)
-    shown = {f"{grid(mine, 'accuracy').mean():.3f}" for mine in cells.values()}
     starts = [cell["curve"][0][1] for cell in cells["adamw"].values()]
+    shown = spell(mean(starts), *(grid(mine, "accuracy").mean() for mine in cells.values()))
     muon, adamw = (max(scores_of(tuple(TASKS), name, done).values()) for name in ("muon", "adamw"))
     steps = next(iter(done.values()))["steps"]
-    return shown | {f"{mean(starts):.3f}", f"{muon - adamw:.2f}", str(steps)}
+    return shown | spell(muon - adamw, decimals=2) | {str(steps)}
 
 
 def training() -> set[str]:
     made = read("training/result.json")
     losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
-    shown = {f"{losses[name]:.3f}" for name in ("muon", "adamw_split", "pion")}
+    shown = spell(*(losses[name] for name in ("muon", "adamw_split", "pion")))
     return shown | {str(made["steps"]), "0.4"}  # million weights, as the page says
 
 
 def ppo() -> set[str]:
     cells = read("ppo/study.json")["boards"]["6x6"]["cells"]
-    fruit = {f"{mean(cell['greedy_fruit']):.1f}" for cell in cells.values()}
-    return fruit | {"35", f"{cells['muon']['steps_per_seed'] / 1e6:.1f}"}
+    fruit = [mean(cell["greedy_fruit"]) for cell in cells.values()]
+    return spell(*fruit, cells["muon"]["steps_per_seed"] / 1e6, decimals=1) | {"35"}
 
 
 def vla() -> set[str]:
@@ -114,7 +101,8 @@ def vla() -> set[str]:
         for cell in read(f"vla/object10{name}.json")["cells"]:
             if cell["steps"] == steps and cell["contender"] in ("muon", "adamw"):
                 scores[cell["contender"], cell["rate"]].append(cell["test"])
-        shown |= {f"{mean(found):.{decimals}f}" for found in scores.values() if len(found) > 1}
+        means = (mean(found) for found in scores.values() if len(found) > 1)
+        shown |= spell(*means, decimals=decimals)
         shown.add(f"{steps:,}")
     return shown
 
@@ -123,8 +111,10 @@ SOURCES: dict[str, Callable[[], set[str]]] = {
     "default_run/README.md)": default_run,
     "default_run/README.md#the-rescue)": rescue,
     "watch/README.md)": watch,
-    "claims/README.md#the-guard-on-smollm2)": guard,
-    "claims/README.md#rates-of-the-tiny-model)": rates,
+    "claims/README.md#the-guard-on-smollm2)": lambda: claim("guard", ("off",), ("rollback",)),
+    "claims/README.md#rates-of-the-tiny-model)": lambda: claim(
+        "rates", ("adamw 0.004", "adamw 0.008"), ("muon 0.004", "muon 0.008")
+    ),
     "tournament/README.md)": tournament,
     "training/README.md)": training,
     "ppo/README.md)": ppo,

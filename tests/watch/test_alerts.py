@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -48,35 +49,28 @@ def server():
     http.server_close()
 
 
-def test_a_webhook_gets_the_finding(server):
-    alerts = Alerts([f"webhook:{server.url}/hook"], run="demo", link="http://page", price=3.95)
-    assert alerts.send(EVENT)
-    alerts.close(60)
-    ((path, headers, body),) = server.posts
-    payload = json.loads(body)
-    assert (path, headers["Content-Type"]) == ("/hook", "application/json")
-    assert payload["schema"] == "mesotron.alert/1"
-    assert {key: payload[key] for key in ("run", "detector", "severity", "step", "began")} == {
-        "run": "demo", "detector": "reward_collapse", "severity": "stop", "step": 120, "began": 97,
-    }  # fmt: skip
-    assert payload["evidence"][0]["now"] == 0.14
-    assert payload["changes"][0]["value"] == 0.5
-    assert (payload["dollars_per_hour"], payload["link"]) == (3.95, "http://page")
-    for part in (EVENT.remedy, "97", "0.71 to 0.14", "$3.95", "http://page"):
-        assert part in payload["text"]
-
-
 def test_each_service_gets_its_own_format(server, monkeypatch, tmp_path):
     for name in ("slack", "discord", "ntfy"):
         monkeypatch.setenv(f"MY_{name}", f"{server.url}/{name}")
     out = tmp_path / "out.json"
     code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
-    channels = ["slack:$MY_slack", "discord:${MY_discord}", "ntfy:$MY_ntfy",
-                f'command:{sys.executable} -c "{code}"']  # fmt: skip
-    alerts = Alerts(channels, run="demo")
-    alerts.send(EVENT)
+    channels = [f"webhook:{server.url}/hook", "slack:$MY_slack", "discord:${MY_discord}",
+                "ntfy:$MY_ntfy", f'command:{sys.executable} -c "{code}"']  # fmt: skip
+    alerts = Alerts(channels, run="demo", link="http://page", price=3.95)
+    assert alerts.send(EVENT)
     alerts.close(60)
     bodies = {path: (headers, body) for path, headers, body in server.posts}
+    headers, body = bodies["/hook"]
+    assert headers["Content-Type"] == "application/json"
+    payload = json.loads(body)
+    assert payload == json.loads(out.read_text())
+    expected = {"schema": "mesotron.alert/1", "run": "demo", "detector": "reward_collapse",
+                "severity": "stop", "step": 120, "began": 97, "dollars_per_hour": 3.95,
+                "link": "http://page"}  # fmt: skip
+    assert payload.items() >= expected.items()
+    assert (payload["evidence"][0]["now"], payload["changes"][0]["value"]) == (0.14, 0.5)
+    for part in (EVENT.remedy, "97", "0.71 to 0.14", "$3.95", "http://page"):
+        assert part in payload["text"]
     slack = json.loads(bodies["/slack"][1])
     assert "&lt;now&gt; &amp;" in slack["blocks"][0]["text"]["text"]  # no links or mentions
     discord = json.loads(bodies["/discord"][1])
@@ -84,29 +78,23 @@ def test_each_service_gets_its_own_format(server, monkeypatch, tmp_path):
     assert discord["allowed_mentions"] == {"parse": []}
     headers, text = bodies["/ntfy"]
     assert (headers["Priority"], b"halve" in text) == ("5", True)
-    assert json.loads(out.read_text())["detector"] == "reward_collapse"
 
 
-@pytest.mark.parametrize("severity", ["stop", "warn", "clear"])
-def test_alerts_are_few(severity):
+def test_alerts_are_few():
     now = [0.0]
     alerts = Alerts((), clock=lambda: now[0])
 
-    def send(detector: str, severity=severity) -> bool:
-        event = Event(step=1, detector=detector, severity=severity, diagnosis="d", remedy="r")
-        return alerts.send(event)
+    def send(detector: str, severity: str = "stop") -> bool:
+        return alerts.send(replace(EVENT, detector=detector, severity=severity))
 
-    if severity == "clear":
-        assert not send("a")  # what was not reported is not cleared
-        assert send("a", "warn")
-    assert send("a")
-    assert not send("a")
+    assert not send("a", "clear")  # what was not reported is not cleared
+    for severity in ("warn", "clear", "stop"):
+        assert [send("a", severity), send("a", severity)] == [True, False]
     now[0] = QUIET
     assert send("a")
-    sent = sum(send(f"d{k}", "stop") for k in range(50))
-    assert sent < MOST_PER_HOUR
+    assert sum(send(f"d{k}") for k in range(50)) < MOST_PER_HOUR
     now[0] += 3600
-    assert send("z", "stop")
+    assert send("z")
     alerts.close()
 
 
@@ -149,11 +137,8 @@ def test_sending_does_not_wait(caplog):
         ("slack:https://hooks.slack.com/services/T0/B0/secret", "hooks.slack.com"),
         ("webhook:https://user:secret@example.com/hook?key=secret", "example.com"),
         ("slack:$NOT_EXPORTED", "NOT_EXPORTED"),
-        ("slack", "slack"),
         ("pigeon:secret", "pigeon"),
-        ("webhook:ftp://secret", "webhook"),
         ("ntfy:two words", "ntfy"),
-        ("wandb:secret", "wandb"),
     ],
 )
 def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):

@@ -69,7 +69,6 @@ def updates(rates, ratio: float):
     ]
 
 
-LONGER = {"completions/mean_length": 150.0, "reward": 1.0, "facts/correct": 0.95}
 COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
 
 
@@ -77,7 +76,6 @@ COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
     ("rows", "detectors"),
     [
         (healthy(0), set()),
-        (failing(2, LONGER), set()),
         ([*solved()], {"reward_saturation"}),
         (saturated(), {"reward_saturation"}),
         (saturated(filled=0.9), set()),
@@ -88,7 +86,7 @@ COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
         (updates([1e-6 * k / 1000 for k in range(1, 400)], 0.2), set()),
         (updates([1e-6] * 40, 0.005), {"dead_optimizer"}),
     ],
-    ids=["healthy", "longer and better", "solved", "saturated", "filled", "not filled",
+    ids=["healthy", "solved", "saturated", "filled", "not filled",
          "certain", "open", "end of a schedule", "warmup", "dead"],
 )  # fmt: skip
 def test_what_is_normal_and_what_is_not(rows, detectors):

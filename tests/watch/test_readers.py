@@ -153,7 +153,7 @@ NUMBERS = '{"step": 1, "reward": 1' + "0" * 400 + ', "loss": NaN, "kl": -1e999, 
                                       {"step": 5, "reward": 0}], ""),
         ("a.jsonl", as_jsonl(EPOCHS), [row | {"step": k} for k, row in enumerate(EPOCHS)], "epoch"),
         ("a.jsonl", as_jsonl(RESUMED), [*RESUMED[:2], RESUMED[4]], "resumed"),
-        ("a.jsonl", '{"step": 1}\n\n{"step": 2, "kl": 1}\n', [{"step": 1}, {"step": 2, "kl": 1}], ""),
+        ("a.jsonl", '{"step": 1}\n\n{"step": 2, "kl": 1}', [{"step": 1}, {"step": 2, "kl": 1}], ""),
     ],
 )  # fmt: skip
 def test_rows_of_unusual_logs(name, text, rows, note, write):

@@ -32,8 +32,8 @@ def trl(level, *, steps=120, noise=0.03, **columns):
     for k in range(steps):
         values = {name.replace("__", "/"): value for name, value in (shown | columns).items()}
         row = {name: value(k) if callable(value) else value for name, value in values.items()}
-        noisy = level(k) + NOISE.gauss(0, noise)
-        rows.append({"step": k, "loss": 0.0, "reward": noisy if noise else level(k), **row})
+        reward = level(k) + (NOISE.gauss(0, noise) if noise else 0)
+        rows.append({"step": k, "loss": 0.0, "reward": reward, **row})
     return rows
 
 
@@ -81,14 +81,10 @@ def reward_model(k):
 
 # (rows, condition at the end, cause, detectors and severities that may not occur)
 CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
-    "cold start": (cold(20), "healthy", None, {"update_explosion", "stop"}),
     "long cold start": (cold(60), "healthy", None, {"update_explosion"}),
     "no signal": (silent(0.0), "dead", "reward_starvation", set()),
     "few labels": (trl(lambda k: 0.2, frac_reward_zero_std=0.9, votes__abstained=0.75), "healthy",
                    None, {"reward_starvation", "no_labels"}),
-    "few labels, no signal": (
-        silent(0.05, frac_reward_zero_std=1.0, votes__abstained=0.75), "dead", "no_labels", set()),
-    "penalty floor": (silent(-0.1), "dead", "reward_starvation", set()),
     "floor, only a reward": (only(silent(-0.1), "reward"), "dead", "reward_starvation", set()),
     "solved at once": (trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (
         k < 4)), "healthy", None, {"constant_reward", "reward_starvation"}),
@@ -111,7 +107,7 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "no update before the first reward": (
         [row | {"optim/muon/update_rms": 1e-5 * (row["step"] >= 20), "learning_rate": 1e-4,
                 "optim/muon/dead_blocks": float(row["step"] < 20)} for row in cold(20)],
-        "healthy", None, {"dead_optimizer"}),
+        "healthy", None, {"dead_optimizer", "update_explosion", "stop"}),
     "solved in percent": (
         trl(lambda k: min(30 + k, 97), noise=1, entropy=lambda k: 0.7 * near_end(k),
             frac_reward_zero_std=lambda k: 0.1 + 0.8 * min(k / 80, 1)), "healthy", None,
@@ -178,15 +174,23 @@ def test_the_onset_is_when_the_damage_began(turn, over, column):
     assert sum(useful) / len(useful) >= 0.93 * 0.74
 
 
+STATE: Any = SimpleNamespace(global_step=0, is_world_process_zero=True)
+
+
+def watched(rows) -> Watch:
+    watch, control = Watch(guard="warn"), SimpleNamespace()
+    for row in rows:
+        STATE.global_step = row["step"]
+        logs = {name: value for name, value in row.items() if name != "step"}
+        watch.on_log(None, STATE, control, logs=logs)  # type: ignore[arg-type]
+    return watch
+
+
 @pytest.mark.parametrize("name", ["parser_drift", "nonfinite", "accuracy_collapse", "short"])
 def test_live_equals_offline(tmp_path, name):
     rows = FAILURES.get(name, healthy)(2)
     rows = only(rows[60:95], "reward", "loss") if name == "short" else rows
-    watch, control = Watch(guard="warn"), SimpleNamespace()
-    for row in rows:
-        state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
-        watch.on_log(None, state, control, logs={k: v for k, v in row.items() if k != "step"})  # type: ignore[arg-type]
-    live = watch.diagnosis()
+    live = watched(rows).diagnosis()
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     offline = watch_one(WatchConfig(path=log), log, QUIET, Alerts(())).diagnosis
@@ -195,12 +199,9 @@ def test_live_equals_offline(tmp_path, name):
 
 
 def test_a_healthy_run_ends_with_one_line(caplog):
-    watch, control = Watch(), SimpleNamespace()
-    for row in healthy(0, steps=30):
-        state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
-        watch.on_log(None, state, control, logs=row)  # type: ignore[arg-type]
+    watch = watched(healthy(0, steps=30))
     with caplog.at_level(logging.INFO, logger="mesotron.watch"):
-        watch.on_train_end(None, state, control)
+        watch.on_train_end(None, STATE, None)
     (line,) = caplog.messages
     assert "healthy" in line
     assert "\n" not in line
@@ -218,14 +219,15 @@ def test_the_guard_acts_only_above_its_precision():
     assert choose_event(events, DETECTORS, 0.99) is None
 
 
-TOML = """
+SYMPTOM = '{metric = "tools/failed", moved = "above", level = 0.3}'
+TOML = f"""
 [[detector]]
 name = "tool_errors"
-cases = [[{metric = "tools/failed", moved = "above", level = 0.3}]]
-fatal = [[{metric = "reward", moved = "down", by = 0.2, since = "best"}]]
+cases = [[{SYMPTOM}]]
+fatal = [[{{metric = "reward", moved = "down", by = 0.2, since = "best"}}]]
 diagnosis = "a third of the tool calls fail"
 remedy = "look at the sandbox"
-changes = [{field = "optim.lr", act = "multiply", value = 0.5}]
+changes = [{{field = "optim.lr", act = "multiply", value = 0.5}}]
 trust = 0.8
 """
 
@@ -236,14 +238,10 @@ trust = 0.8
         ('"above"', '"over"', "over"),
         ('"above", level = 0.3', '"above"', "level"),
         ("level = 0.3", 'level = "0.3"', "level"),
-        ('since = "best"', 'since = "begin"', "begin"),
         ("[[detector]]", "[detector]", "detectors"),
         ('name = "tool_errors"', "name = 3", "name"),
-        (
-            'cases = [[{metric = "tools/failed", moved = "above", level = 0.3}]]',
-            "cases = []",
-            "cases",
-        ),
+        ("trust", "thrust", "thrust"),
+        (f"cases = [[{SYMPTOM}]]", "cases = []", "cases"),
     ],
 )
 def test_a_broken_detector_is_refused_not_inverted(tmp_path, old, new, match):
@@ -274,17 +272,13 @@ def test_detectors_of_ones_own(tmp_path):
     assert "tool calls" in explain("tool_errors", engine.detectors)
     ours = Detector(name="nonfinite", cases=(), diagnosis="", remedy="")
     assert [d for d in with_own([ours]) if d.name == "nonfinite"] == [ours]
-    symptom = '{metric = "tools/failed", moved = "above", level = 0.3}'
-    named = TOML.replace(symptom, '"calls_fail", "reward_lost"')
+    named = TOML.replace(SYMPTOM, '"calls_fail", "reward_lost"')
     named = named.replace('{field = "optim.lr", act = "multiply", value = 0.5}', '"smaller_step"')
-    path.write_text(f"[symptoms]\ncalls_fail = {symptom}\n{named}")
+    path.write_text(f"[symptoms]\ncalls_fail = {SYMPTOM}\n{named}")
     assert load_detectors(path)[0].metrics == ("tools/failed", "reward")
     assert load_detectors(path)[0].changes == own.changes
     path.write_text(named.replace("calls_fail", "gone"))
     with pytest.raises(ValueError, match="gone"):
-        load_detectors(path)
-    path.write_text(TOML.replace("trust", "thrust"))
-    with pytest.raises(ValueError, match="thrust"):
         load_detectors(path)
     with pytest.raises(ValueError, match="nonfinit"):
         explain("nonfinit")
