@@ -1,12 +1,15 @@
-"""The momentum policy: its average, swapping it into the model, its checkpoint."""
+"""The momentum policy, and M-GRPO, voting and Co-rewarding as whole runs."""
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch import nn
 from transformers import TrainerCallback
 
+from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.anchor import Anchor, momentum_at
-from support import rlvr_tiny
+from mesotron.rlvr.trainer import GRPOTrainer
+from support import rlvr_tiny as tiny
 
 
 def make_model(dtype=torch.float32) -> nn.Sequential:
@@ -106,27 +109,213 @@ def test_a_mean_of_the_last_models_starts_as_a_plain_mean():
 
 
 def test_a_run_ends_with_its_averaged_weights(tmp_path):
-    seen: list[dict[str, list[torch.Tensor]]] = []
+    raw: list[list[torch.Tensor]] = []
+    means: list[list[torch.Tensor]] = []
 
     class Look(TrainerCallback):
         def on_step_end(self, *_, **__):
-            own = copy_of(trainer.policy)
+            raw.append(copy_of(trainer.policy))
             with trainer.averaged():
-                seen.append({"own": own, "average": copy_of(trainer.policy)})
-            assert all(map(torch.equal, copy_of(trainer.policy), own))
+                means.append(copy_of(trainer.policy))
+            assert all(map(torch.equal, copy_of(trainer.policy), raw[-1]))
 
-    trainer = rlvr_tiny.make_trainer(
+    trainer = tiny.make_trainer(
         tmp_path, max_steps=3, learning_rate=1e-2, parts={"optim": "muon", "average": 0.9}
     )
     trainer.add_callback(Look())
     trainer.train()
-    first, second, last = seen
-    assert all(map(torch.equal, first["own"], first["average"]))
-    assert not all(map(torch.equal, second["own"], second["average"]))
-    for one, two, mean in zip(first["own"], second["own"], second["average"], strict=True):
+    assert all(map(torch.equal, raw[0], means[0]))
+    assert not all(map(torch.equal, raw[1], means[1]))
+    for one, two, mean in zip(raw[0], raw[1], means[1], strict=True):
         torch.testing.assert_close(mean, (one + two) / 2)
-    assert all(map(torch.equal, last["average"], copy_of(trainer.policy)))
-    assert trainer.average.updates == 3
+    assert all(map(torch.equal, means[2], copy_of(trainer.policy)))
     for decay in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="average"):
-            rlvr_tiny.make_trainer(tmp_path / "refused", parts={"average": decay})
+            tiny.make_trainer(tmp_path / "refused", parts={"average": decay})
+
+
+def make(folder, name="mgrpo", cls=GRPOTrainer, *, parts=None, settings=None, **options):
+    """`settings` go to the trainer's arguments, `options` to the objective."""
+    objective = ObjectiveConfig(name=name, **{"beta": 0.0, **options})
+    parts = {"objective": objective, **(parts or {})}
+    return tiny.make_trainer(folder, cls, parts=parts, **(settings or {}))
+
+
+def train(folder, name="mgrpo", cls=GRPOTrainer, **options):
+    trainer = make(folder, name, cls, **options)
+    trainer.train()
+    return trainer
+
+
+def test_without_anchor_and_filter_it_is_a_plain_vote_to_the_bit(tmp_path):
+    two = {"max_steps": 2}
+    vote = train(tmp_path, "vote", settings=two)
+    mgrpo = train(tmp_path, momentum_generations=0, entropy_filter="off", settings=two)
+    assert tiny.same(tiny.weights(vote), tiny.weights(mgrpo))
+    assert not tiny.same(tiny.weights(vote), tiny.initial_weights())
+
+
+def test_gold_answers_and_rewards_do_not_train(tmp_path):
+    wrong = tiny.make_data().map(lambda row: {"gold": "999"})
+    without = tiny.make_data().remove_columns("gold")
+
+    def one(completions, **_):
+        return [1.0] * len(completions)
+
+    changes = {"train_dataset": wrong, "reward_funcs": one}
+    nothing = {"train_dataset": without, "reward_funcs": None}
+    plain, misled, bare = (
+        train(tmp_path, parts=parts, settings={"max_steps": 1}) for parts in ({}, changes, nothing)
+    )
+    for other in (misled, bare):
+        assert tiny.same(tiny.weights(plain), tiny.weights(other))
+    (row,), (bare_row,) = tiny.rows(misled), tiny.rows(bare)
+    assert (row["votes/label_accuracy"], row["rewards/one/mean"]) == (0, 1)
+    assert not {"votes/label_accuracy", "facts/correct"} & bare_row.keys()
+    assert bare_row["reward"] == bare_row["rewards/vote/mean"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_anchor_follows_the_policy_rollout_by_rollout(tmp_path, momentum):
+    at_rollout = []
+
+    class Watched(GRPOTrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            at_rollout.append(tiny.weights(self))
+            return super()._generate_single_turn(*args, **kwargs)
+
+    settings = {"max_steps": 3, "steps_per_generation": 2}
+    trainer = train(tmp_path, cls=Watched, momentum=momentum, settings=settings)
+    start, (first, second) = tiny.initial_weights(), at_rollout
+    assert tiny.same(first, start)
+    for name, weight in trainer.anchor.weights.items():
+        mean = momentum * start[name] + (1 - momentum) * second[name]
+        torch.testing.assert_close(weight, mean)
+    assert trainer.anchor.updates == 1
+    assert (tiny.rows(trainer)[2]["anchor/distance"] == 0) == (momentum == 0)
+
+
+def test_the_anchor_can_follow_every_optimizer_step(tmp_path):
+    settings = {"max_steps": 2, "steps_per_generation": 2}
+    trainer = train(tmp_path, momentum=0.0, momentum_update="optimizer_step", settings=settings)
+    assert trainer.anchor.updates == 2
+    assert tiny.same(trainer.anchor.weights, tiny.weights(trainer))
+
+
+class Boxes(GRPOTrainer):
+    """The policy writes box 7 three times and box 8 once per prompt, the anchor always box 8."""
+
+    calls = 0
+
+    def _sample(self, prompt_ids, *_):
+        self.calls += 1  # the policy first
+        policy = [[15 + 7, 1]] * 3 + [[15 + 8, 1]]
+        return (policy if self.calls == 1 else [[15 + 8, 1]] * len(prompt_ids)), None
+
+
+@pytest.mark.parametrize(
+    ("name", "voters", "label"),
+    [("mgrpo", 1, "7"), ("mgrpo", 3, "8"), ("corewarding", 1, "8"), ("vote", None, "7")],
+)
+def test_the_whole_step_by_hand(tmp_path, name, voters, label):
+    """Rewards, advantages and the loss of one group of four."""
+    data = tiny.make_data(1).map(lambda row: {"prompt": "3 + 5 =", "gold": "8"})
+    trainer = train(
+        tmp_path, name, Boxes, momentum_generations=voters, entropy_filter="off",
+        parts={"train_dataset": data},
+        settings={"per_device_train_batch_size": 4, "max_steps": 1},
+    )  # fmt: skip
+    before = tiny.make_model()
+    reward = torch.tensor([1.0, 1.0, 1.0, 0.0]) if label == "7" else torch.tensor([0.0, 0, 0, 1])
+    A = (reward - reward.mean()) / (reward.std() + 1e-4)
+    (row,) = tiny.rows(trainer)
+    assert row["reward"] == pytest.approx(reward.mean().item())
+    assert row["votes/label_accuracy"] == row["votes/reward_accuracy"] == float(label == "8")
+    prompt = torch.tensor(trainer._tokenizer("3 + 5 =")["input_ids"])
+    box = [15 + 7] * 3 + [15 + 8]
+    ids = torch.stack([torch.cat([prompt, torch.tensor([b, 1])]) for b in box])
+    logprobs = before(ids).logits.log_softmax(-1)[:, -3:-1]
+    taken = logprobs.gather(2, ids[:, -2:, None])[..., 0]
+    loss = -(A[:, None] * (taken - taken.detach()).exp()).mean(1).mean()
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm().item()
+    assert row["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
+    class Filtered(GRPOTrainer):
+        def _trajectory_entropies(self, prompt_ids, completion_ids):
+            H = super()._trajectory_entropies(prompt_ids, completion_ids)
+            H[1], H[-1] = 0.0, 0.0  # one of the policy's and one of the anchor's
+            return H
+
+    settings = {"num_generations": 12, "per_device_train_batch_size": 12, "max_steps": 1}
+    trainer = make(tmp_path, cls=Filtered, beta=0.5, settings=settings)
+    batches = tiny.spy(trainer)
+    trainer.train()
+    (batch,) = batches
+    dropped = trainer.scored.rewards[0].isnan()
+    assert dropped[1]
+    assert batch["advantages"][1] == 0
+    assert tiny.rows(trainer)[0]["anchor/dropped"] >= 2 / 16
+    assert batch["num_items_in_batch"] == (batch["completion_mask"] * ~dropped[:, None]).sum()
+
+    def loss_and_metrics(batch):
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer._compute_loss(trainer.model.train(), batch).item()
+        return loss, *(trainer._metrics["train"][name][-1] for name in ("kl", "entropy"))
+
+    # Whatever a dropped completion says, it changes neither the loss nor a mean.
+    ids = batch["completion_ids"].clone()
+    ids[1] = (ids[1] + 3) % 20
+    far = batch["ref_per_token_logps"] - 5.0 * dropped[:, None]
+    other = {**batch, "completion_ids": ids, "ref_per_token_logps": far}
+    assert loss_and_metrics(other) == pytest.approx(loss_and_metrics(batch), rel=1e-5)
+    assert batch["completion_mask"][1].sum() > 0  # it is still read as it was written
+
+
+def test_the_entropies_of_the_filter_are_those_of_the_loss(tmp_path):
+    seen = []
+
+    class Recorded(GRPOTrainer):
+        def _trajectory_entropies(self, prompt_ids, completion_ids):
+            H = super()._trajectory_entropies(prompt_ids, completion_ids)
+            seen.append(H[:8])
+            return H
+
+    (row,) = tiny.rows(train(tmp_path, cls=Recorded, settings={"max_steps": 1}))
+    quartiles = torch.quantile(seen[0], torch.tensor([0.25, 0.5, 0.75])).tolist()
+    logged = [row[f"entropy/trajectory_q{k}"] for k in (1, 2, 3)]
+    assert logged == pytest.approx(quartiles, abs=1e-5)
+
+
+def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
+    trainer = train(tmp_path, "corewarding", beta=0.1, momentum=0.0, settings={"max_steps": 1})
+    assert trainer.ref_model is trainer.anchor
+    # m = 0 and a cosine: at the start the anchor is the policy itself.
+    assert tiny.rows(trainer)[0]["kl"] == 0
+
+
+def test_with_lora_the_anchor_averages_the_adapters_alone(tmp_path):
+    lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
+    parts = {"peft_config": lora, "optim": "muon"}
+    trainer = train(tmp_path, parts=parts, settings={"max_steps": 2})
+    assert trainer.anchor.weights
+    assert all("lora" in name for name in trainer.anchor.weights)
+    assert tiny.rows(trainer)[-1]["anchor/distance"] > 0
+
+
+def test_evaluation_votes_without_the_anchor(tmp_path):
+    parts = {"eval_dataset": tiny.make_data(4)}
+    trainer = make(tmp_path, parts=parts, settings={"per_device_eval_batch_size": 8})
+    assert 0 <= trainer.evaluate()["eval_reward"] <= 1
+    assert not trainer.anchor.weights
+
+
+def test_rollout_functions_and_reward_weights_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    with pytest.raises(ValueError, match="rollout_func"):
+        make(tmp_path, parts={"rollout_func": lambda prompts, trainer: {}})
+    with pytest.raises(ValueError, match="reward_weights"):
+        make(tmp_path, settings={"reward_weights": [0.5]})

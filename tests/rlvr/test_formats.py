@@ -1,8 +1,12 @@
-"""Answer formats and prompts: what is rendered is extracted, and nothing else."""
+"""Answer formats, prompts and facts: what is rendered is extracted, and nothing else."""
+
+import re
+from pathlib import Path
 
 import pytest
 
 from mesotron.config import TaskConfig
+from mesotron.rlvr.answers.facts import Facts, summarise
 from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL
 from mesotron.rlvr.answers.lenient import lenient_answer
 from mesotron.rlvr.prompts import build_prompt, plain_text, solved_text
@@ -12,13 +16,17 @@ ANSWERS = ["7", "-3", "1,080", r"\frac{1}{2}", r"\{1, 2\}", "x + 1", "a_{1}^{2}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_rendered_is_extracted(name):
+def test_prompts_and_answers_share_the_format(name):
     form = FORMATS[name]
+    problem = Problem("What is 1 + 1?", "2", "mine-0", solution="1 + 1 = 2")
+    system, user = build_prompt(problem, TaskConfig(), form)
+    assert form.instruction in system["content"]
+    assert form.prefix.strip() in form.instruction
+    assert user == {"role": "user", "content": problem.question}
+    assert form.extract(solved_text(problem, form)) == "2"
     for answer in ANSWERS:
         text = f"First 3 + 4 = 7.\n{form.render(answer)}"
-        assert (
-            form.extract(text) == form.extract(text + "\nDone.") == lenient_answer(text) == answer
-        )
+        assert form.extract(text + "\nDone.") == lenient_answer(text) == answer
     others = [other for other in FORMATS.values() if other is not form]
     assert {form.extract(other.render("7")) for other in others} == {None}
 
@@ -62,11 +70,14 @@ def test_extraction(name, text, answer):
 
 
 def test_an_answer_at_the_cut_is_not_taken():
-    # It might have become 72; a closed box cannot change.
-    assert FORMATS["answer"].extract("ANSWER: 7", complete=False) is None
-    assert FORMATS["answer"].extract("ANSWER: 7\nI", complete=False) == "7"
-    assert FORMATS["hashes"].extract("#### 1\n#### 7", complete=False) == "1"
-    assert FORMATS["boxed"].extract(r"\boxed{7}", complete=False) == "7"
+    """It might have become 72; a closed box cannot change."""
+    for name, text, answer in (
+        ("answer", "ANSWER: 7", None),
+        ("answer", "ANSWER: 7\nI", "7"),
+        ("hashes", "#### 1\n#### 7", "1"),
+        ("boxed", r"\boxed{7}", "7"),
+    ):
+        assert FORMATS[name].extract(text, complete=False) == answer
     assert lenient_answer("It is 5, or 7", complete=False) == "5"
     assert lenient_answer("The answer is 7", complete=False) is None
 
@@ -106,17 +117,6 @@ def test_extraction_is_linear(text):
     lenient_answer(flood)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_prompt_and_parser_share_the_format(name):
-    form = FORMATS[name]
-    problem = Problem("What is 1 + 1?", "2", "mine-0", solution="1 + 1 = 2")
-    system, user = build_prompt(problem, TaskConfig(), form)
-    assert form.instruction in system["content"]
-    assert form.prefix.strip() in form.instruction
-    assert user == {"role": "user", "content": problem.question}
-    assert form.extract(solved_text(problem, form)) == "2"
-
-
 def test_system_prompt_and_gold():
     problem = Problem("How many?", "12345", "mine-0", solution="worked 12345")
     default, own, none = (
@@ -141,3 +141,62 @@ def test_examples_come_before_the_question():
     )
     with pytest.raises(ValueError, match="few_shot=2"):
         build_prompt(problem, config, FORMATS["hashes"])
+
+
+def one(judge, completion, gold, truncated=False) -> Facts:
+    return judge.judge([completion], [gold], [truncated])[0]
+
+
+GOOD = "parsed formatted correct graded"
+# completion, gold, truncated -> the facts that are true, and the answer
+CASES = [
+    (r"3+4 = \boxed{7}", "7", False, GOOD, "7"),
+    (r"\boxed{7.0}", "7", False, GOOD, "7"),
+    ("\\boxed{7\u200b2}", "72", False, GOOD, "72"),
+    ("\\boxed{\uff17\uff12}", "72", False, GOOD, "72"),
+    (r"\boxed{8}", "7", False, "parsed formatted graded", "8"),
+    ("The answer is 7.", "7", False, "parsed correct_unformatted graded", None),
+    ("The answer is 8.", "7", False, "parsed graded", None),
+    ("#### 7", "7", False, "parsed correct_unformatted graded", None),
+    ("I do not know", "7", False, "graded", None),
+    ("", "7", False, "graded", None),
+    (r"\boxed{?!}", "7", False, "formatted graded", None),
+    (r"\boxed{7", "7", True, "truncated graded", None),
+    (r"\boxed{7} and on and on", "7", True, GOOD + " truncated", "7"),
+    (r"\boxed{7}", r"\frac{1}{", False, "parsed formatted gold_unparseable", "7"),
+    (r"\boxed{\frac{1}{}", r"\frac{1}{", False, "parsed gold_unparseable", None),
+    (r"\boxed{}", "", False, "gold_unparseable", None),
+    (r"\boxed{7}", None, False, "parsed formatted", "7"),
+]
+
+
+@pytest.mark.parametrize(("completion", "gold", "truncated", "true", "answer"), CASES)
+def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer):
+    facts = one(judge, completion, gold, truncated)
+    names = [name for name in Facts.__dataclass_fields__ if getattr(facts, name) is True]
+    assert set(names) == set(true.split())
+    assert facts.answer == answer
+
+
+def test_summary_shares(judge):
+    completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
+    golds = ["7", "7", "7", r"\frac{"]
+    shares = summarise(judge.judge(completions, golds, [False, True, False, False]))
+    assert shares == {
+        "facts/parsed": 0.75,  # the bare 7 touches the cut
+        "facts/formatted": 0.75,
+        "facts/truncated": 0.25,
+        "facts/gold_unparseable": 0.25,
+        "facts/correct": pytest.approx(1 / 3),
+        "facts/correct_unformatted": 0.0,
+    }
+
+
+def test_shares_are_documented_and_need_a_gold(judge):
+    page = (Path(__file__).parents[2] / "docs" / "api" / "metrics.md").read_text()
+    documented = re.findall(r"^\| `(facts/\w+)` \|", page, re.MULTILINE)
+    assert sorted(documented) == sorted(summarise([one(judge, "", "7")]))
+    shares = summarise([one(judge, r"\boxed{7}", None)])
+    assert shares["facts/formatted"] == 1.0
+    assert "facts/correct" not in shares
+    assert summarise([]) == {}

@@ -1,4 +1,4 @@
-"""Models by name: what loads, what is refused, and consistent special tokens."""
+"""Models by name: what loads, what is refused, consistent tokens, and rounded weights."""
 
 import json
 import shutil
@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import get_peft_model
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.tiny_model import build_tokenizer
-from mesotron.config import ModelConfig
+from mesotron.config import ModelConfig, OptimConfig, PlanConfig, RolloutConfig, TrainConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
-from mesotron.rlvr.models import TINY_WEIGHTS, check_cached, load_model, locate
+from mesotron.rlvr.estimate import SHAPES, Lengths, predict
+from mesotron.rlvr.models import TINY_WEIGHTS, check_cached, load_model, locate, lora_config
+from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.tasks import arith
+from support import rlvr_tiny as tiny
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 
@@ -182,3 +186,86 @@ def test_the_shipped_model_is_small_and_knows_its_words():
     assert 5e5 < sum(p.numel() for p in model.parameters()) < 2e6
     for word in arith.vocabulary():
         assert min(len(tokenizer.tokenize(text)) for text in (word, f" {word}")) == 1, word
+
+
+QUANTIZED = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="no bitsandbytes")
+
+
+def weights_of(model, trained):
+    named = model.named_parameters()
+    return {name: p.detach().clone() for name, p in named if p.requires_grad == trained}
+
+
+@QUANTIZED
+@pytest.mark.parametrize(
+    ("load", "settings"),
+    [
+        ("4bit", {"name": "muon"}),
+        ("4bit", {"name": "muon", "lora": "product"}),
+        ("4bit", {"name": "muon_sgd"}),
+        ("4bit", {"name": "pion"}),
+        ("4bit", {"name": "adamw"}),
+        ("8bit", {"name": "muon", "lora": "product"}),
+    ],
+)
+def test_every_optimizer_steps_adapters_on_rounded_weights(load, settings):
+    config = ModelConfig(lora=4, load=load)
+    base, _ = load_model(config)
+    whole, _ = load_model(ModelConfig())
+    assert base.get_memory_footprint() < whole.get_memory_footprint()
+    torch.manual_seed(0)  # of A; from some Pion filters a whole block out
+    model = get_peft_model(base, lora_config(config))
+    for p in model.parameters():
+        p.data = p.data.bfloat16() if p.requires_grad else p.data  # as TRL rounds them
+    optimizer = build_optimizer(model, OptimConfig(**settings))
+    before, frozen = weights_of(model, True), weights_of(model, False)
+    ids = torch.randint(5, 50, (2, 8), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # B starts at 0: A moves from the second step on
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    after = weights_of(model, True)
+    assert {p.dtype for p in after.values()} == {torch.float32}
+    assert all(not torch.equal(after[name], before[name].float()) for name in after)
+    assert tiny.same(frozen, weights_of(model, False))
+
+
+@QUANTIZED
+def test_a_quantized_run_resumes_exactly(tmp_path):
+    """TRL rounds the adapters to bfloat16 before the checkpoint's are loaded."""
+    config = ModelConfig(lora=4, load="4bit")
+
+    def make():
+        torch.manual_seed(0)
+        model, tokenizer = load_model(config)
+        parts = {
+            "model": model, "processing_class": tokenizer, "peft_config": lora_config(config),
+            "optim": "muon", "objective": "grpo",  # its KL term turns the adapters off
+            "reward_funcs": lambda completion_ids, **_: [sum(x) % 7 for x in completion_ids],
+        }  # fmt: skip
+        saving = {"save_strategy": "steps", "save_steps": 1}
+        return tiny.make_trainer(tmp_path, parts=parts, max_steps=2, **saving)
+
+    whole, resumed = make(), make()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert tiny.same(weights_of(whole.model, True), weights_of(resumed.model, True))
+
+
+def test_quantized_weights_need_lora_and_plain_sampling():
+    with pytest.raises(ValueError, match="--lora"):
+        ModelConfig(load="4bit")
+    for rollout in (RolloutConfig(fast=True), RolloutConfig(vllm="colocate")):
+        with pytest.raises(ValueError, match="TRL's own sampling"):
+            TrainConfig(model=ModelConfig(lora=4, load="4bit"), rollout=rollout)
+
+
+def test_the_plan_knows_the_rounded_weights():
+    def weights(load):
+        model = ModelConfig(name="qwen3-1.7b", dtype="bfloat16", lora=16, load=load)
+        plan = predict(PlanConfig(model=model), SHAPES["qwen3-1.7b"], "h200", Lengths(64, 96, 96))
+        return plan.memory["weights"]
+
+    linear = SHAPES["qwen3-1.7b"].linear / 2**30
+    assert weights("full") - weights("4bit") == pytest.approx(linear * 1.48)
+    assert weights("full") - weights("8bit") == pytest.approx(linear * 0.99)

@@ -1,12 +1,23 @@
-"""From configs to TRL's arguments: published values, batch sizes, refusals."""
+"""From configs and `--trl.KEY VALUE` to TRL's arguments: values, batch sizes, traps, refusals."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from trl import GRPOConfig
 
-from mesotron.config import ObjectiveConfig, OptimConfig, RewardConfig, RolloutConfig, TrainConfig
+from mesotron.cli import COMMANDS, parse
+from mesotron.compare.kinds import change
+from mesotron.config import (
+    ObjectiveConfig,
+    OptimConfig,
+    PlanConfig,
+    RewardConfig,
+    RolloutConfig,
+    TrainConfig,
+)
 from mesotron.rlvr.objectives import (
     PUBLISHED,
     check_updates,
@@ -14,7 +25,9 @@ from mesotron.rlvr.objectives import (
     trained_generations,
     trl_arguments,
 )
+from mesotron.rlvr.session import common_arguments
 from mesotron.rlvr.train import check
+from mesotron.rlvr.trl_options import INSTEAD, grpo_fields, trl_options
 
 
 def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options):
@@ -26,21 +39,30 @@ def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options
 def test_every_objective_makes_arguments_that_trl_takes(name, tmp_path):
     config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **arguments(name))
     assert config.generation_batch_size % config.num_generations == 0
-    assert config.loss_type == PUBLISHED[name].loss_type
     objective = resolve(name, 8)
     assert resolve(objective, 8) == objective
 
 
-def test_an_entropy_bonus_is_constant_or_has_a_target():
-    args = arguments(entropy_bonus=0.02)
-    assert args["entropy_coef"] == 0.02
-    assert "use_adaptive_entropy" not in args
-    args = arguments(entropy_bonus=0.02, entropy_target=0.3)
-    assert (args["entropy_coef"], args["entropy_target"]) == (0.02, 0.3)
-    assert args["use_adaptive_entropy"] is True
-    assert args["entropy_coef_max"] == 0.1  # TRL's own is 1
-    assert arguments(entropy_bonus=0.5, entropy_target=0.3)["entropy_coef_max"] == 0.5
-    assert not {name for name in arguments() if "entropy" in name}
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"entropy_bonus": 0.02}, {"entropy_coef": 0.02}),
+        (
+            {"entropy_bonus": 0.02, "entropy_target": 0.3},
+            {"entropy_coef": 0.02, "entropy_target": 0.3, "use_adaptive_entropy": True,
+             "entropy_coef_max": 0.1},  # TRL's own is 1
+        ),
+        (
+            {"entropy_bonus": 0.5, "entropy_target": 0.3},
+            {"entropy_coef": 0.5, "entropy_target": 0.3, "use_adaptive_entropy": True,
+             "entropy_coef_max": 0.5},
+        ),
+    ],
+)  # fmt: skip
+def test_an_entropy_bonus_is_constant_or_has_a_target(options, expected):
+    args = arguments(**options)
+    assert {name: value for name, value in args.items() if "entropy" in name} == expected
 
 
 @pytest.mark.parametrize(
@@ -48,17 +70,27 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
     [
         ("dr_grpo", {}, {"scale_rewards": "none"}),
         ("cispo", {}, {"epsilon_high": 5.0}),
-        (
-            "gspo",
-            {"rollout": RolloutConfig(updates=4)},
-            {"epsilon": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"},
-        ),
+        ("gspo", {"rollout": RolloutConfig(updates=4)},
+         {"epsilon": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"}),
         ("dapo", {}, {"epsilon_high": 0.28}),
         ("dapo", {"epsilon": 0.1}, {"epsilon": 0.1, "epsilon_high": 0.1}),  # both sides
         ("vote", {"loss": "gmpo"}, {"epsilon": 0.4}),  # in log space
+        # A quarter of the group votes and the rest trains; merged, all train.
+        ("mgrpo", {"rollout": RolloutConfig(prompts=16, generations=8)},
+         {"num_generations": 6, "per_device_train_batch_size": 16 * 6}),
+        ("mgrpo", {"rollout": RolloutConfig(generations=8), "loss_on_momentum": True},
+         {"num_generations": 8}),
+        ("grpo", {"optim": OptimConfig(lr=3e-4, warmup=0.1, max_grad_norm=0.5)},
+         {"lr_scheduler_type": "constant_with_warmup", "learning_rate": 3e-4,
+          "warmup_steps": 0.1, "max_grad_norm": 0.5}),
+        # 64 rows are 2 updates of 2 processes and 4 micro-batches.
+        ("grpo", {"processes": 2, "rollout": RolloutConfig(prompts=8, generations=8, updates=2,
+                                                           micro_batch=4)},
+         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4,
+          "steps_per_generation": 8}),
     ],
-)
-def test_published_values(name, options, expected):
+)  # fmt: skip
+def test_published_values_sizes_and_schedules(name, options, expected):
     assert expected.items() <= arguments(name, **options).items()
 
 
@@ -72,54 +104,26 @@ def test_one_update_per_rollout_warns(name, loss, caplog):
     assert "equals grpo" in caplog.text
 
 
-def test_a_quarter_of_the_group_votes_and_the_rest_trains():
-    args = arguments("mgrpo", RolloutConfig(prompts=16, generations=8))
-    assert args["num_generations"] == 6
-    assert args["per_device_train_batch_size"] == 16 * 6
-    merged = arguments("mgrpo", RolloutConfig(generations=8), loss_on_momentum=True)
-    assert merged["num_generations"] == 8
-
-
 def test_the_anchor_of_corewarding_votes_beside_the_whole_group():
     objective = resolve("corewarding", 8)
     assert (objective.momentum_generations, trained_generations(objective, 8)) == (8, 8)
     assert objective.momentum_schedule == "cosine"
 
 
-@pytest.mark.parametrize(("voters", "keyword"), [(8, "leaves none"), (7, "no baseline")])
-def test_groups_that_cannot_train_and_unknown_names_are_refused(voters, keyword):
-    with pytest.raises(ValueError, match=keyword):
-        resolve(ObjectiveConfig(name="mgrpo", momentum_generations=voters), 8)
-    with pytest.raises(ValueError, match="'mgpro'"):
-        resolve("mgpro", 8)
-
-
-def test_batches_are_split_into_updates_processes_and_micro_batches():
-    rollout = RolloutConfig(prompts=8, generations=8, updates=2, micro_batch=4)
-    args = arguments(rollout=rollout, processes=2)
-    assert args["per_device_train_batch_size"] == 4
-    assert args["gradient_accumulation_steps"] == 4  # 64 rows / 2 updates / 2 processes / 4
-    assert args["steps_per_generation"] == 8
-
-
 @pytest.mark.parametrize(
-    ("rollout", "keyword"),
+    ("objective", "rollout", "keyword"),
     [
-        (RolloutConfig(prompts=3, generations=4, updates=5), "rollout.prompts"),
-        (RolloutConfig(prompts=3, generations=4, micro_batch=5), "does not divide"),
+        ({"name": "mgrpo", "momentum_generations": 8}, {"generations": 8}, "leaves none"),
+        ({"name": "mgrpo", "momentum_generations": 7}, {"generations": 8}, "no baseline"),
+        ({}, {"prompts": 3, "generations": 4, "updates": 5}, "rollout.prompts"),
+        ({}, {"prompts": 3, "generations": 4, "micro_batch": 5}, "does not divide"),
     ],
 )
-def test_rows_that_do_not_divide_are_refused(rollout, keyword):
+def test_groups_that_cannot_train_and_rows_that_do_not_divide_are_refused(
+    objective, rollout, keyword
+):
     with pytest.raises(ValueError, match=keyword):
-        arguments(rollout=rollout)
-
-
-def test_the_schedule_and_the_clip_come_from_the_optimizer():
-    optim = OptimConfig(lr=3e-4, warmup=0.1, max_grad_norm=0.5)
-    args = arguments(optim=optim)
-    assert args["lr_scheduler_type"] == "constant_with_warmup"
-    assert (args["learning_rate"], args["warmup_steps"]) == (3e-4, 0.1)
-    assert arguments(optim=OptimConfig(schedule="cosine"))["lr_scheduler_type"] == "cosine"
+        trl_arguments(ObjectiveConfig(**objective), RolloutConfig(**rollout), OptimConfig(), 1)
 
 
 def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch, tmp_path):
@@ -138,3 +142,90 @@ def test_an_unused_reward_is_reported(name, caplog):
     assert not caplog.records
     check(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
     assert ("two_part + near" in caplog.text) == (name != "grpo")
+
+
+VLLM = {"rollout": RolloutConfig(vllm="colocate", updates=2)}
+
+
+def options(*trl, **parts):
+    return trl_options(TrainConfig(trl=trl, **parts))
+
+
+def test_the_sources_give_the_fields_of_the_installed_config():
+    assert set(grpo_fields()) == {f.name for f in fields(GRPOConfig) if f.init}
+
+
+def test_what_a_run_sets_cannot_be_passed():
+    config = TrainConfig(objective=ObjectiveConfig(entropy_target=0.3), **VLLM)
+    model, cpu = SimpleNamespace(dtype=torch.float32), torch.device("cpu")
+    own = trl_arguments(config.objective, config.rollout, config.optim)
+    own |= common_arguments(config, cpu, model, SimpleNamespace(checkpoints=""))
+    assert set(own) <= set(INSTEAD)
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        ("top_k=20", 20),
+        ("top_entropy_quantile=0.2", 0.2),
+        ("delta=4", 4.0),
+        ("min_p=none", None),
+        ("mask_truncated_completions=True", True),
+        ("cache_implementation=static", "static"),
+        ('generation_kwargs={"num_beams": 2}', {"num_beams": 2}),
+        ("pad_to_multiple_of=8", 8),
+    ],
+)
+def test_values_have_the_annotated_types(item, value):
+    ((_, got),) = options(item).items()
+    assert (type(got), got) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("items", "parts", "keyword"),
+    [
+        ("top_kk=3", {}, "top_k"),
+        ("top_k=many", {}, "top_k"),
+        ("delta=wide", {}, "float"),
+        ("mask_truncated_completions=2", {}, "bool"),
+        ("beta=0.1", {}, "--objective.beta"),
+        ("hub_token=x", {}, "export"),
+        ("logging_steps=5", {}, "leave it out"),
+        ("top_k=20", VLLM, "correction"),
+        ("repetition_penalty=1.1", VLLM, "correction"),
+        ("vllm_importance_sampling_mode=tokens", VLLM, "token_mask"),
+        ("vllm_importance_sampling_clip_max=2", {}, "--rollout.vllm"),
+        ("off_policy_mask_threshold=0.5", {}, "one update"),
+        ("min_p=0.1", VLLM, "correction"),
+        ("", {"objective": ObjectiveConfig(name="kl_cov")}, "one update"),
+        ("delta=4", {"objective": ObjectiveConfig(name="cispo")}, "cispo"),
+        ("sapo_temperature_pos=2", {}, "no effect on grpo"),
+        ("use_liger_kernel=true", {}, "--no-rollout.fast"),
+        ("top_entropy_quantile=2", {}, "between"),
+    ],
+)
+def test_mistakes_and_traps_are_refused(items, parts, keyword):
+    with pytest.raises(ValueError, match=keyword):
+        options(*items.split(), **parts)
+
+
+def test_traps_open_where_they_are_sound():
+    assert options("top_k=20", "vllm_importance_sampling_correction=false", **VLLM)["top_k"] == 20
+    assert options("off_policy_mask_threshold=0.5", **VLLM)
+    assert options("off_policy_mask_threshold=0.5", "num_iterations=2")
+    assert options("num_iterations=2", objective=ObjectiveConfig(name="kl_cov"))
+
+
+def test_flags_toml_and_settings_give_the_same(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[trl]\ntop_k = 5\nmin_p = 0.1\ngeneration_kwargs = {num_beams = 2}\n")
+    flags = ["--config", str(file), "--trl.top-k", "20", "--trl.mask_truncated_completions"]
+    flags += ["--trl", "pad_to_multiple_of=8"]
+    expected = {
+        "top_k": 20, "min_p": 0.1, "generation_kwargs": {"num_beams": 2},
+        "mask_truncated_completions": True, "pad_to_multiple_of": 8,
+    }  # fmt: skip
+    for kind, name in ((TrainConfig, "train"), (PlanConfig, "plan")):
+        made = parse(kind, [*flags, "--steps", "3"], "mesotron", COMMANDS[name].presets)
+        assert (trl_options(made), made.steps) == (expected, 3)
+    assert trl_options(change(TrainConfig(), ["trl.top_k=3"])) == {"top_k": 3}

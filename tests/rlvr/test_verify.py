@@ -237,31 +237,19 @@ def test_memory_is_limited():
     assert done.stdout == "{'value': None, 'error': 'MemoryError'}\n", done.stderr
 
 
-@pytest.fixture
-def scripted(monkeypatch):
-    """Replies to give instead of the workers', and the requests they were given to."""
-    replies, sent = [], []
+def test_a_request_is_sent_once_and_again_only_without_a_verdict(monkeypatch):
+    late = None  # a timeout on the clock
+    replies, sent = [verify.TOO_LONG, verify.TOO_LONG, late, {"value": "x"}], []
 
     def send(self, requests):
         sent.extend(requests)
         return [replies.pop(0) for _ in requests]
 
     monkeypatch.setattr(Verifier, "_send", send)
-    return replies, sent
-
-
-def test_each_distinct_request_is_sent_once(scripted):
-    replies, sent = scripted
-    replies += [verify.TOO_LONG] * 2
     verifier = Verifier()
     assert verifier.same(["x", "x", "x"], ["y", "y", "y"]) == [False] * 3
     assert verifier.same(["x"], ["y"]) == [False]
     assert sent == [("x",), ("y",)]
-
-
-def test_a_request_without_a_verdict_is_sent_again(scripted):
-    scripted[0].extend([None, {"value": "x"}])  # a timeout on the clock, then the value
-    verifier = Verifier()
     assert [verifier.keys(["x+0"])[0] for _ in range(3)] == [None, "x", "x"]
 
 
