@@ -217,17 +217,22 @@ def test_a_closure_and_named_parameters_give_the_same_step(name):
 
 
 @every
-@pytest.mark.parametrize("scale", [1e-38, 1.0, 1e37])
-def test_gradients_of_any_scale_are_read_only_and_leave_everything_finite(name, scale):
-    model, optimizer = build(name)
-    set_gradients(model, scale)
-    before = [(p.grad.data_ptr(), p.grad.clone()) for p in model.parameters()]
-    optimizer.step()
-    for p, (place, gradient) in zip(model.parameters(), before, strict=True):
-        assert p.grad.data_ptr() == place
-        assert torch.equal(p.grad, gradient)
-        assert p.ndim < 2 or p.isfinite().all()
-    assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
+@pytest.mark.parametrize("scale", [1e-38, 1e37])
+def test_gradients_of_any_scale_are_read_only_and_matrices_ignore_the_scale(name, scale):
+    ends = []
+    for factor in (1.0, scale):
+        model, optimizer = build(name)
+        set_gradients(model, factor)
+        before = [(p.grad.data_ptr(), p.grad.clone()) for p in model.parameters()]
+        optimizer.step()
+        for p, (place, gradient) in zip(model.parameters(), before, strict=True):
+            assert p.grad.data_ptr() == place
+            assert torch.equal(p.grad, gradient)
+        assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
+        ends.append([w for w in weights(model) if w.ndim >= 2])
+    assert all(w.isfinite().all() for w in ends[1])
+    if name != "adamw":
+        assert_close(*ends, atol=1e-4)
 
 
 @every
@@ -239,19 +244,6 @@ def test_weight_decay_is_decoupled(name, decay):
     optimizer.step()
     assert_close(weights(model), [(1 - 0.1 * decay) * w for w in before], atol=1e-7 * decay)
     assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
-
-
-@spectral
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_the_scale_of_gradients_does_not_matter_to_matrices(name, scale):
-    ends = []
-    for factor in (1.0, scale):
-        model, optimizer = build(name)
-        for seed in range(3):
-            set_gradients(model, factor, seed)
-            optimizer.step()
-        ends.append([w for w in weights(model) if w.ndim >= 2])
-    assert_close(ends[1], ends[0], atol=1e-4)
 
 
 @every
@@ -431,13 +423,6 @@ def test_a_step_on_meta_tensors_reads_no_values(name):
         p.grad = torch.empty_like(p)
     optimizer.step()
     assert all(optimizer.state[p] for p in model.parameters())
-
-
-@pytest.mark.parametrize("word", ["maximize", "differentiable"])
-def test_what_pytorch_offers_and_we_do_not_is_refused_by_name(word):
-    with pytest.raises(ValueError, match=word):
-        build("muon", **{word: True})
-    build("muon", foreach=True, capturable=True)
 
 
 def test_a_group_and_a_builder_take_the_auxiliary_rule():

@@ -14,36 +14,21 @@ from mesotron.optim.step import group_filter
 from mesotron.spectral import make_filter
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.vision = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
-        self.action = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
-        self.head = nn.Linear(8, 11)
+def net() -> nn.ModuleDict:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.action(self.vision(self.embedding(tokens))))
+    parts = {"embedding": nn.Embedding(11, 8), "vision": block(), "action": block()}
+    return nn.ModuleDict(parts | {"head": nn.Linear(8, 11)})
 
 
-def net() -> Net:
-    torch.manual_seed(0)
-    return Net()
+def step(optimizer: torch.optim.Optimizer) -> None:
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    losses = []
-    tokens = torch.randint(0, 11, (32,), generator=torch.Generator().manual_seed(0))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(tokens), (tokens + 1) % 11)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def rule_of(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> dict:
+def group_of(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> dict:
     return next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
 
 
@@ -60,7 +45,7 @@ ADAM = {"step", "exp_avg", "exp_avg_sq"}
         ("adamw", AdamW, "adamw", "adamw", ADAM),
     ],
 )
-def test_builders_give_every_parameter_its_rule_and_train(name, cls, matrix, rest, state):
+def test_builders_give_every_parameter_its_rule(name, cls, matrix, rest, state):
     model = net()
     optimizer = BUILDERS[name](model, lr=0.02, weight_decay=0.1)
     assert type(optimizer) is cls
@@ -68,13 +53,12 @@ def test_builders_give_every_parameter_its_rule_and_train(name, cls, matrix, res
     held = {n: p for g in groups for n, p in zip(g["param_names"], g["params"], strict=True)}
     assert sum(len(g["params"]) for g in groups) == len(held) == len(list(model.parameters()))
     assert all(held[n] is p for n, p in model.named_parameters())
-    assert rule_of(optimizer, model.vision[0].weight)["rule"] == matrix
-    for p in (model.embedding.weight, model.head.weight, model.vision[1].weight):
-        assert rule_of(optimizer, p)["rule"] == rest
+    assert group_of(optimizer, model["vision"][0].weight)["rule"] == matrix
+    for p in (model["embedding"].weight, model["head"].weight, model["vision"][1].weight):
+        assert group_of(optimizer, p)["rule"] == rest
     for p in model.parameters():
-        assert rule_of(optimizer, p)["weight_decay"] == (0.1 if p.ndim > 1 else 0.0)
-    losses = train(model, optimizer, 10)
-    assert losses[-1] < 0.9 * losses[0]
+        assert group_of(optimizer, p)["weight_decay"] == (0.1 if p.ndim > 1 else 0.0)
+    step(optimizer)
     assert {key for kept in optimizer.state.values() for key in kept} == state
 
 
@@ -84,23 +68,22 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
     optimizer = mesotron.muon(
         model, lr=0.01, aux_lr=0.002, overrides=override, modalities={"vision": "pion"}
     )
-    vision = rule_of(optimizer, model.vision[0].weight)
+    vision = group_of(optimizer, model["vision"][0].weight)
     assert (vision["rule"], vision["filter"], vision["lr"]) == ("pion", "pion", 0.01)
-    assert rule_of(optimizer, model.head.weight)["lr"] == 0.002
-    overridden = rule_of(optimizer, model.action[0].weight)
+    assert group_of(optimizer, model["head"].weight)["lr"] == 0.002
+    overridden = group_of(optimizer, model["action"][0].weight)
     assert (overridden["rule"], overridden["lr"]) == ("adamw", 0.001)
-    train(model, optimizer, 1)
     hybrid = mesotron.muon_sgd(model, lr=0.01)
-    assert rule_of(hybrid, model.head.weight)["lr"] == SGD_LR
+    assert group_of(hybrid, model["head"].weight)["lr"] == SGD_LR
     mixed = mesotron.muon_sgd(model, lr=0.01, overrides={"head.weight": "adamw"})
-    assert rule_of(mixed, model.head.weight)["lr"] == 0.01, "0.1 is SGD's unit, not AdamW's"
+    assert group_of(mixed, model["head"].weight)["lr"] == 0.01, "0.1 is SGD's unit, not AdamW's"
 
 
 @pytest.mark.parametrize(
     ("make", "value"),
     [
         (lambda: mesotron.pion(net(), cutoff=0.3, promote=1), "cutoff=0.3"),
-        (lambda: mesotron.muon(net(), lr=-0.1), "lr=-0.1"),
+        (lambda: mesotron.adamw(net(), cutoff=0.3), "cutoff=0.3"),
         (lambda: mesotron.muon(net(), lr="x"), "lr='x'"),
         (lambda: Muon([]), "empty"),
         (lambda: Muon(["weight"]), "'weight'"),
@@ -109,18 +92,16 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
         (lambda: Muon([param(4, 4)], momentum=1.0), "momentum=1.0"),
         (lambda: Muon([param(4, 4)], weight_decay=-0.1), "weight_decay=-0.1"),
         (lambda: Muon([param(4, 4)], betas=(0.9, 1.0)), "betas"),
-        (lambda: Muon([param(4, 4)], scale="rsm"), "rsm"),
         (lambda: Muon([param(4, 4)], scale=-2.0), "scale=-2.0"),
+        (lambda: AdamW([param(4, 4)], scale="rsm"), "rsm"),
         (lambda: Muon([param(4, 4)], filter="muno"), "muno"),
         (lambda: Muon([param(4, 4)], dtype="float16"), "float16"),
-        (lambda: mesotron.adamw(net(), cutoff=0.3), "cutoff=0.3"),
-        (lambda: AdamW([param(4, 4)], scale="rsm"), "rsm"),
         (lambda: Muon([param(4, 4)], aux="adam"), "aux='adam'"),
+        (lambda: Muon([param(4, 4)], maximize=True), "maximize"),
+        (lambda: Muon([param(4, 4, dtype=torch.complex64)]), "complex64"),
         (lambda: Muon([{"params": [param(4, 4)], "rule": "sdg"}]), "sdg"),
         (lambda: Muon([{"params": [param(4)], "rule": "muon"}]), "rule='adamw'"),
         (lambda: Muon([{"params": [param(4, 4)], "view": "rows:3"}]), "rows:3"),
-        (lambda: Muon([param(3, 6, 10)]), "view='stack'"),
-        (lambda: Muon([param(4, 4, dtype=torch.complex64)]), "complex64"),
         (lambda: Pion([{"params": [param(4, 4)], "filter": "cubic"}]), "cubic"),
     ],
 )
@@ -129,18 +110,14 @@ def test_bad_settings_are_rejected_by_value(make, value):
         make()
 
 
-def test_a_group_may_be_empty():
-    optimizer = Muon([{"params": [], "rule": "muon"}, {"params": [param(4, 4)]}])
-    assert [len(group["params"]) for group in optimizer.param_groups] == [0, 1]
-
-
 def test_an_unknown_option_is_rejected_and_a_bad_group_is_not_kept():
     with pytest.raises(TypeError, match="promot"):
         mesotron.pion(net(), promot=1)
-    optimizer = Muon([param(4, 4)])
-    with pytest.raises(ValueError, match="stack"):
+    groups = [{"params": [], "rule": "muon"}, {"params": [param(4, 4)]}]
+    optimizer = Muon(groups, foreach=True, capturable=True)  # as torch's optimizers take them
+    with pytest.raises(ValueError, match="view='stack'"):
         optimizer.add_param_group({"params": [param(3, 4, 4)]})
-    assert len(optimizer.param_groups) == 1
+    assert [len(group["params"]) for group in optimizer.param_groups] == [0, 1]
 
 
 def test_sparse_gradients_are_rejected():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
+import gymnasium
+import peft
 import pytest
 import torch
 import transformers
+from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from mesotron.optim.routing import route
@@ -53,15 +57,6 @@ class Mystery(nn.Module):
         self.norm = nn.LayerNorm(6)
 
 
-def test_convolutional_network():
-    table = route(ResNet())
-    spectral = {row.name: row.view for row in table if row.rule == "muon"}
-    assert spectral == {"block.0.weight": "conv", "up.weight": "conv/T"}
-    assert "first layer" in table.row("conv1.weight").reason
-    assert "depthwise" in table.row("block.1.weight").reason
-    assert table.row("fc.weight").role == "head"
-
-
 class Wrapper(nn.Module):
     def __init__(self, **inner):
         super().__init__()
@@ -90,6 +85,9 @@ def mlp(*widths: int) -> list[nn.Module]:
          {"heads.0.weight", "heads.1.weight"}),
         (Wrapper(policy_head=nn.Sequential(*mlp(8, 16, 4)), value=nn.Sequential(*mlp(8, 16, 1))),
          {"policy_head.1.weight", "value.1.weight"}),
+        (Wrapper(body=nn.Sequential(*mlp(8, 16)),
+                 classifier=nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1))),
+         {"classifier.1.weight"}),
         (Wrapper(blocks=nn.ModuleList([Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8)),
                                        Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8))])),
          set()),
@@ -99,66 +97,53 @@ def test_output_layers_are_found_through_wrappers(model, heads):
     assert {row.name for row in route(model) if row.role == "head"} == heads
 
 
-def test_plain_transformer():
-    table = route(Tokens())
-    roles = {row.name: row.role for row in table}
-    assert roles["embed.weight"] == "embedding"
-    assert roles["pos_embed"] == "table"
-    assert roles["cls_token"] == roles["layer_scale"] == "vector"
-    assert roles["temperature"] == "scalar"
-    assert roles["head.weight"] == "head"
-    assert table.row("encoder.layers.1.self_attn.in_proj_weight").view == "rows:3"
-    assert table.row("encoder.layers.1.linear1.weight").rule == "muon"
-    heads = route(Tokens(), per_head=True)
-    assert heads.row("encoder.layers.0.self_attn.in_proj_weight").view == "rows:6"
-    assert heads.row("encoder.layers.0.self_attn.out_proj.weight").view == "cols:2"
-    assert heads.row("encoder.layers.0.linear1.weight").view == "whole"
-
-
-def test_multihead_attention_with_separate_inputs():
-    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4, add_bias_kv=True)
-    table = route(attention, per_head=True)
-    assert {row.name: row.view for row in table if row.rule == "muon"} == {
-        "q_proj_weight": "rows:2",
-        "k_proj_weight": "rows:2",
-        "v_proj_weight": "rows:2",
-        "out_proj.weight": "cols:2",
-    }
-    assert table.row("bias_k").rule == "adamw"
-
-
-@pytest.mark.parametrize(("cell", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.LSTMCell, 4)])
-def test_recurrent_gates_are_split(cell, gates):
-    table = route(cell(6, 8))
-    views = {row.view for row in table if row.rule == "muon"}
-    assert views == {f"rows:{gates}"}
-    assert sum(row.rule == "adamw" for row in table) == 2  # the biases
-
-
-def test_parametrized_weight_keeps_its_role():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+def reparametrized() -> nn.Module:
+    model = nn.Sequential(*mlp(8, 8, 8, 2))
     nn.utils.parametrizations.orthogonal(model[0])
     nn.utils.parametrizations.weight_norm(model[1])
-    table = route(model)
-    assert table.row("0.parametrizations.weight.original").rule == "muon"
-    assert table.row("1.parametrizations.weight.original1").rule == "adamw"
+    return model
 
 
-def test_stable_baselines_policy():
-    spaces = pytest.importorskip("gymnasium").spaces
-    policies = pytest.importorskip("stable_baselines3.common.policies")
-    policy = policies.ActorCriticPolicy(
-        spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)), lr_schedule=lambda _: 1e-3
-    )
-    table = route(policy)
-    hidden = {row.name for row in table if row.rule == "muon"}
-    nets = ("policy_net", "value_net")
-    assert hidden == {f"mlp_extractor.{net}.{i}.weight" for net in nets for i in (0, 2)}
-    assert table.row("action_net.weight").role == table.row("value_net.weight").role == "head"
-    assert table.row("log_std").rule == "adamw"
+def stable_baselines_policy() -> nn.Module:
+    box = functools.partial(gymnasium.spaces.Box, -1, 1)
+    return ActorCriticPolicy(box((4,)), box((2,)), lr_schedule=lambda _: 1e-3)
 
 
-def test_tied_weights_are_one_row_and_the_embedding_wins():
+def encoder(fused: str, output: str) -> dict[str, str]:
+    views = {"self_attn.in_proj_weight": fused, "self_attn.out_proj.weight": output}
+    views |= {"linear1.weight": "whole", "linear2.weight": "whole"}
+    return {f"encoder.layers.{k}.{name}": view for k in range(2) for name, view in views.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "per_head", "views"),
+    [
+        (ResNet(), False, {"block.0.weight": "conv", "up.weight": "conv/T"}),
+        (Tokens(), False, encoder("rows:3", "whole")),
+        (Tokens(), True, encoder("rows:6", "cols:2")),
+        (nn.MultiheadAttention(8, 2, kdim=6, vdim=4, add_bias_kv=True), True,
+         {**{f"{name}_proj_weight": "rows:2" for name in "qkv"}, "out_proj.weight": "cols:2"}),
+        (nn.LSTM(6, 8), False, {"weight_ih_l0": "rows:4", "weight_hh_l0": "rows:4"}),
+        (nn.GRUCell(6, 8), False, {"weight_ih": "rows:3", "weight_hh": "rows:3"}),
+        (reparametrized(), False, {"0.parametrizations.weight.original": "whole"}),
+        (stable_baselines_policy(), False,
+         {f"mlp_extractor.{net}_net.{layer}.weight": "whole"
+          for net in ("policy", "value") for layer in (0, 2)}),
+    ],
+)  # fmt: skip
+def test_the_filtered_matrices_and_their_views(model, per_head, views):
+    table = route(model, per_head=per_head)
+    assert {row.name: row.view for row in table if row.rule == "muon"} == views
+
+
+def test_what_is_no_hidden_matrix_has_a_role():
+    roles = {row.name: row.role for row in route(Tokens())}
+    expected = {"embed.weight": "embedding", "pos_embed": "table", "cls_token": "vector"}
+    expected |= {"layer_scale": "vector", "temperature": "scalar", "head.weight": "head"}
+    assert roles | expected == roles
+
+
+def test_tied_weights_are_one_row_and_embeddings_and_heads_win():
     model = Tokens()
     model.head.weight = model.embed.weight
     table = route(model)
@@ -166,24 +151,12 @@ def test_tied_weights_are_one_row_and_the_embedding_wins():
     assert (row.name, row.role, row.aliases) == ("embed.weight", "embedding", ("head.weight",))
     grouped = [p for group in table.groups(model) for p in group["params"]]
     assert sum(p is model.embed.weight for p in grouped) == 1
-
-
-def test_head_tied_into_a_hidden_layer_stays_a_head():
     model = nn.ModuleDict({"inner": nn.Linear(8, 8), "lm_head": nn.Linear(8, 8)})
     model["lm_head"].weight = model["inner"].weight
     assert route(model).row("inner.weight").role == "head"
 
 
-def test_only_trainable_parameters_have_rows():
-    model = Tokens()
-    model.encoder.requires_grad_(False)
-    assert not any(row.name.startswith("encoder") for row in route(model))
-    model.requires_grad_(False)
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        route(model)
-
-
-def test_overrides_take_rule_view_and_scale():
+def test_overrides_and_modalities():
     overrides = {
         "vision.0.weight": {"view": "rows:2", "lr_scale": 0.5},
         "vision.*": "sgd",
@@ -195,6 +168,10 @@ def test_overrides_take_rule_view_and_scale():
     assert table.row("vision.0.bias").rule == "sgd"  # the first matching pattern wins
     assert table.row("action.0.bias").lr_scale == 2.0
     assert "override 'vision.*'" in table.row("vision.1.weight").reason
+    table = route(Policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
+    rules = {name: table.row(f"{name}.0.weight").rule for name in ("action", "action_extra")}
+    assert rules == {"action": "pion", "action_extra": "muon"}  # a prefix ends at a dot
+    assert table.row("action.0.bias").rule == "sgd"
 
 
 @pytest.mark.parametrize(
@@ -220,14 +197,6 @@ def test_wrong_arguments_are_refused_by_name(arguments, match):
         route(Policy(), **arguments)
 
 
-def test_modalities_choose_the_rule_below_a_prefix():
-    table = route(Policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
-    assert table.row("action.0.weight").rule == "pion"
-    assert table.row("action_extra.0.weight").rule == "muon"  # a prefix ends at a dot
-    assert table.row("vision.0.weight").rule == "muon"
-    assert table.row("action.0.bias").rule == "sgd"
-
-
 def test_unclear_parameters_need_an_override():
     with pytest.raises(ValueError, match=r"kernel.*overrides=\{'kernel': 'adamw'\}"):
         route(Mystery())
@@ -237,19 +206,14 @@ def test_unclear_parameters_need_an_override():
 
 
 def test_head_counts_by_pattern():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(8, 8, bias=False))
-            self.norm = nn.LayerNorm(8)
-
-    with pytest.raises(ValueError, match=r"q_proj\.weight"):
-        route(nn.Sequential(Block()), per_head=True)
-    table = route(nn.Sequential(Block()), per_head={"*_proj.weight": 4})
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    layers = {name: nn.Linear(8, 8, bias=False) for name in names} | {"norm": nn.LayerNorm(8)}
+    model = nn.Sequential(nn.ModuleDict(layers))
+    table = route(model, per_head={"*_proj.weight": 4})
     assert [row.view for row in table if row.rule == "muon"] == ["rows:4"] * 3 + ["cols:4"]
-    with pytest.raises(ValueError, match="3 heads"):
-        route(nn.Sequential(Block()), per_head={"*_proj.weight": 3})
+    for heads, match in ((True, r"q_proj\.weight"), ({"*_proj.weight": 3}, "3 heads")):
+        with pytest.raises(ValueError, match=match):
+            route(model, per_head=heads)
 
 
 def test_unknown_output_projection_is_refused_under_per_head():
@@ -266,8 +230,6 @@ def test_unknown_output_projection_is_refused_under_per_head():
 
 
 def test_lora_factors_by_choice():
-    peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=16, n_head=4, n_layer=1, vocab_size=32)
     lora = peft.LoraConfig(r=4, target_modules=["c_attn", "wte"], fan_in_fan_out=True)
     model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
@@ -283,11 +245,13 @@ def test_lora_factors_by_choice():
     assert route(model, per_head=True).row(stem.format("B")).view == "rows:12"
 
 
-def test_zero_placeholders_are_refused():
-    placeholder, empty = nn.Linear(4, 4), nn.Linear(4, 4)
+def test_models_without_whole_trainable_parameters_are_refused():
+    placeholder, empty, frozen = (nn.Linear(4, 4) for _ in range(3))
     placeholder.weight.ds_id = 7
     empty.weight = nn.Parameter(torch.empty(0))
-    for model, match in ((placeholder, "ZeRO-3"), (empty, "weight is empty")):
+    frozen.requires_grad_(False)
+    words = "ZeRO-3", "weight is empty", "no trainable parameter"
+    for model, match in zip((placeholder, empty, frozen), words, strict=True):
         with pytest.raises(ValueError, match=match):
             route(model)
 
@@ -296,6 +260,7 @@ def test_groups_refuse_a_model_that_changed():
     model = Tokens()
     table = route(model)
     model.cls_token.requires_grad_(False)
+    assert {row.name for row in table} - {row.name for row in route(model)} == {"cls_token"}
     with pytest.raises(ValueError, match="cls_token"):
         table.groups(model)
     model.cls_token.requires_grad_(True)
@@ -304,7 +269,7 @@ def test_groups_refuse_a_model_that_changed():
         table.groups(model)
 
 
-def test_full_text_counts_and_unknown_names():
+def test_the_full_text_and_counts_hold_every_parameter():
     table = route(Tokens())
     assert "encoder.layers.1.linear1.weight" in table.to_text(full=True)
     numel = sum(p.numel() for p in Tokens().parameters())
