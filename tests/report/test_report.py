@@ -65,6 +65,16 @@ def page_of(*paths: Path) -> Page:
     return Page(render_runs(read_runs(paths)))
 
 
+def write_log(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_state(folder: Path, history: list[dict]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+
+
 def test_result_charts_bands_and_events(tmp_path):
     page = page_of(make_run(tmp_path / "a", events=[make_event(5), make_event(9, "clear")]).path)
     for fact in ("GRPO with muon at rate 1e-05", "28.0% to 45.0%", "+17.0", "1m 0s on cpu"):
@@ -188,8 +198,7 @@ def test_foreign_names_get_our_charts(tmp_path):
              "actor/entropy": "Entropy", "train/my_thing": "my_thing"}  # fmt: skip
     rows = [{"train/global_step": k} | dict.fromkeys(names, 0.7 if k < 40 else 0.02)
             for k in range(1, 90)]  # fmt: skip
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = write_log(tmp_path / "log.jsonl", rows)
     page = page_of(log)
     assert {name for name in names.values() if name} <= set(page.charts)
     assert next(iter(page.charts)) == "Reward"
@@ -205,47 +214,37 @@ def test_foreign_names_get_our_charts(tmp_path):
 def test_the_page_says_what_the_watch_says(tmp_path):
     rows = [{"step": k, "loss": 0.1} | ({"eval/accuracy": 0.6 if k < 60 else 0.05} if k % 5 == 0
             else {}) for k in range(120)]  # fmt: skip
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert {"class": "figure dead"} in page_of(log).find("div")
+    for condition, shown in (("dead", rows), ("unknown", rows[:4]), ("healthy", rows[:60])):
+        page = page_of(write_log(tmp_path / "log.jsonl", shown))
+        assert {"class": f"figure {condition}"} in page.find("div")
+        assert ("no problems" in page.text.lower()) == (condition == "healthy")
     back = Action(step=70, action="rollback", detector="reward_collapse", attempt=1,
                   checkpoint=50, reason="why").record()  # fmt: skip
-    rows = [{"step": k, "reward": 0.7 if k < 60 or done else 0.02}
-            for steps, done in ((range(71), 0), (range(51, 121), 1)) for k in steps]  # fmt: skip
-    history = [*rows[:71], {"step": 70, ACTION_KEY: back}, *rows[71:]]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    page = page_of(tmp_path / "trainer_state.json")
+    fallen = [{"step": k, "reward": 0.7 if k < 60 else 0.02} for k in range(71)]
+    history = [*fallen, {"step": 70, ACTION_KEY: back}]
+    history += [{"step": k, "reward": 0.7} for k in range(51, 121)]
+    write_state(tmp_path / "undone", history)
+    page = page_of(tmp_path / "undone")
     assert {"class": "figure healthy"} in page.find("div")
     assert "rolled back" in page.text.lower()
 
 
-def test_a_log_that_shows_too_little(tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps({"step": k, "reward": 0.5}) + "\n" for k in range(4)))
-    page = page_of(log)
-    assert {"class": "figure unknown"} in page.find("div")
-    assert "no problems" not in page.text.lower()
-
-
 def test_an_output_folder_of_trl_is_one_run(tmp_path):
+    outputs = tmp_path / "outputs"
     for step in (10, 20, 30):
-        folder = tmp_path / "outputs" / f"checkpoint-{step}"
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")  # the model's
         history = [{"step": k, "reward": 0.5} for k in range(step)]
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    assert command.find([tmp_path / "outputs"]) == [tmp_path / "outputs"]
-    assert len(read_run(tmp_path / "outputs").rows) == 30
-    (tmp_path / "outputs" / "config.json").write_text("{}")
-    assert command.find([tmp_path / "outputs"]) == [tmp_path / "outputs"]
-    assert len(command.find([tmp_path / "outputs", *(tmp_path / "outputs").glob("c*-?0")])) == 4
+        write_state(outputs / f"checkpoint-{step}", history)
+        (outputs / f"checkpoint-{step}" / "config.json").write_text("{}")  # the model's
+    assert command.find([outputs]) == [outputs]
+    assert len(read_run(outputs).rows) == 30
+    (outputs / "config.json").write_text("{}")
+    assert command.find([outputs]) == [outputs]
+    assert len(command.find([outputs, *outputs.glob("c*-?0")])) == 4
 
 
 def test_the_page_of_a_checkpoint_goes_to_its_run(tmp_path):
     path = tmp_path / "run" / "checkpoints" / "checkpoint-2"
-    path.mkdir(parents=True)
-    history = [{"step": k, "reward": 0.5} for k in range(2)]
-    (path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    write_state(path, [{"step": 1, "reward": 0.5}])
     assert command.run(ReportConfig(paths=(path,))) == 0
     assert (tmp_path / "run" / "report.html").is_file()
     assert [one.name for one in path.iterdir()] == ["trainer_state.json"]
@@ -407,21 +406,14 @@ def test_bad_input_is_rejected(tmp_path):
     assert cli.main(["report", str(tmp_path / "b")]) == 2
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"step": 3},
-        {"step": 3, "kind": "watch", "detector": "nonfinite", "severity": "stop"},
-        {"step": 3, "kind": "watch", "detector": "nonfinite", "evidence": [{"metric": "loss"}]},
-        {"step": 3, "kind": "watch", "detector": "nonfinite", "evidence": 7},
-        {"step": 3, "kind": "guard", "action": "rollback"},
-        {"step": 3, "kind": "guard", "action": "rollback", "detector": "x", "attempt": 1,
-         "reason": "", "changes": [{"field": "lr"}]},
-    ],
-)  # fmt: skip
-def test_incomplete_files_of_a_run_leave_a_page(tmp_path, event):
+def test_incomplete_files_of_a_run_leave_a_page(tmp_path):
     rows = [{"step": 1, "reward": 0.5}, {"step": 2, "entropy": 1.0}, {"reward": 1.0}, {"step": 3}]
-    run = make_run(tmp_path / "a", rows=rows, events=[event])
+    watch = {"step": 3, "kind": "watch", "detector": "nonfinite"}
+    guard = {"step": 3, "kind": "guard", "action": "rollback"}
+    acted = guard | {"detector": "x", "attempt": 1, "reason": "", "changes": [{"field": "lr"}]}
+    events = [{"step": 3}, watch | {"severity": "stop"}, watch | {"evidence": [{"metric": "loss"}]},
+              watch | {"evidence": 7}, guard, acted]  # fmt: skip
+    run = make_run(tmp_path / "a", rows=rows, events=events)
     run.append("spectra", {"step": 1, "block": "w"})
     run.save("routing", {"rows": [{"name": "w"}]})
     assert "Reward" in page_of(run.path).text

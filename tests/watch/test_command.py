@@ -38,25 +38,21 @@ def test_the_diagnosis_of_a_log(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("rename", "match"),
-    [((), "reward=my/rwrd"), (("reward=my/rwd",), "my/rwrd"), (("prize=my/rwrd",), "prize")],
+    ("name", "text", "rename", "match"),
+    [
+        ("a.jsonl", '{"step": 1, "my/rwrd": 1}\n', "", "reward=my/rwrd"),
+        ("a.jsonl", '{"step": 1, "my/rwrd": 1}\n', "reward=my/rwd", "my/rwrd"),
+        ("a.jsonl", '{"step": 1, "my/rwrd": 1}\n', "prize=my/rwrd", "prize"),
+        ("a.csv", "step,reward\n1,high\n2,low\n", "", "number"),
+    ],
 )
-def test_input_that_cannot_be_used(tmp_path, capsys, rename, match):
-    log = write(tmp_path / "a.jsonl", [{"step": 1, "my/rwrd": 1.0}])
-    words = [word for pair in rename for word in ("--rename", pair)]
-    assert cli.main(["watch", str(log), *words]) == 2
+def test_input_that_cannot_be_used(tmp_path, capsys, name, text, rename, match):
+    (tmp_path / name).write_text(text)
+    words = ["--rename", rename] if rename else []
+    assert cli.main(["watch", str(tmp_path / name), *words]) == 2
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
-
-
-def test_text_in_place_of_numbers_is_not_a_matter_of_names(tmp_path, capsys):
-    log = tmp_path / "a.csv"
-    log.write_text("step,reward\n1,high\n2,low\n")
-    assert cli.main(["watch", str(log)]) == 2
-    error = capsys.readouterr().err
-    assert "number" in error
-    assert "--rename" not in error
 
 
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
@@ -168,16 +164,7 @@ def test_following_survives_a_broken_line_and_a_removed_file(tmp_path, capsys, m
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
     assert run(WatchConfig(path=log, follow=True, every=1.0, idle=9.0)) == 0
+    assert now[0] == 4 + 9  # it ends when nothing more comes
     out = capsys.readouterr().out
     assert out.count("still following") == 2  # each problem once
     assert "cause: reward collapse" in out
-
-
-def test_following_ends_when_nothing_comes(tmp_path, capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    log = write(tmp_path / "a.jsonl", healthy(0, steps=30))
-    assert run(WatchConfig(path=log, follow=True, every=1.0, idle=5.0)) == 0
-    assert now[0] == 5.0
-    assert "steps 0-29 healthy" in capsys.readouterr().out

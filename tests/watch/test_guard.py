@@ -105,14 +105,6 @@ def test_rewards_of_different_parts_are_not_compared():
     assert again.events == []  # a quarter of the old reward is no collapse of the new one
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"checkpoint": "abc"}, {"changes": ["a"]}, {"changes": [{"field": "lr"}]}]
-)
-def test_a_malformed_action_is_refused(wrong):
-    with pytest.raises(ValueError, match="guard action"):
-        Action.from_record(ROLLBACK.record() | wrong)
-
-
 def test_replaying_rows_and_actions_rebuilds_the_state():
     live, history = Monitor(), []
     live.save(0)
@@ -236,9 +228,13 @@ def test_the_command_reads_the_guards_actions(tmp_path, capsys, kind):
     assert record["acts"][0]["checkpoint"] == 70
 
 
-@pytest.mark.parametrize("changed", [{"checkpoint": 400}, {"step": None}, {"step": "9"}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"checkpoint": 400}, {"checkpoint": "abc"}, {"step": None}, {"step": "9"}, {"changes": ["a"]},
+     {"changes": [{"field": "lr"}]}],
+)  # fmt: skip
 def test_an_impossible_action_is_one_sentence(tmp_path, capsys, changed):
-    run = run_folder(tmp_path / "run", FAILURES["reward_collapse"](0))
+    run = run_folder(tmp_path / "run", FAILURES["reward_collapse"](0)[:9])
     run.append("events", ROLLBACK.record() | changed)
     assert cli.main(["watch", str(run.path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
