@@ -212,7 +212,8 @@ def train_in(
             healthy = watch.last_healthy_checkpoint
             if healthy is not None:
                 why += f"; the last healthy checkpoint is checkpoint-{healthy}"
-            print_line(console, f"stopped at step {step}: {why}; start again with --guard rollback")
+            advice = "" if undoes else "; start again with --guard rollback"
+            print_line(console, f"stopped at step {step}: {why}{advice}")
             return 0
         say_stopped(console, run, plan, step, why)
         return 0
