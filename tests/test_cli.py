@@ -236,37 +236,29 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("rat = 1", "did you mean rate"),
+        ("step = 1", "did you mean steps"),
         ("[optim]\nsize = 1", "size"),
-        ("fast_mode = 1", "fast_mode"),
-        ("size = 0", "--size 0"),
-        ("# größer\nrate = 2\n".encode("latin-1"), "TOML"),
-        ("rate = " + "[" * 2000 + "]" * 2000, "TOML"),
-        ("size = 1" + "0" * 5000, "TOML"),
-        ("size = 1" + "0" * 400, "--size"),
-        ('things = ["a\\u0000b"]', "NUL"),
-    ],
-)
-def test_a_wrong_toml_file_raises(tmp_path, text, names):
-    file = tmp_path / "run.toml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=names):
-        read(f"--config {file}")
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
+        ("[rollout]\nfast = 1", "fast"),
+        ("steps = 0", "--steps 0"),
+        ("steps =", "TOML"),
+        ("# größer\nsteps = 2\n".encode("latin-1"), "TOML"),
+        ("steps = " + "[" * 2000 + "]" * 2000, "TOML"),
+        ("steps = 1" + "0" * 5000, "TOML"),
+        ("steps = 1" + "0" * 400, "--steps"),
+        ('[reward]\nparts = ["a\\u0000b"]', "NUL"),
+        # Short names do not overrule others.
         ("lr = 1e-5\n[optim]\nlr = 1e-4", "optim.lr twice"),
-        ("max_tokens = 8\n[rollout]\nmax-tokens = 9", "rollout.max_tokens twice"),
         ("[data]\nfile = 'mine.jsonl'", "did you mean files"),
         ("rollout = 5\nbatch = 4", "rollout = 5"),
     ],
 )
-def test_short_names_in_a_toml_file_do_not_overrule_others(tmp_path, text, names, capsys):
-    (tmp_path / "run.toml").write_text(text)
-    assert cli.main(["train", str(tmp_path / "run.toml")]) == 2
-    assert names in capsys.readouterr().err
+def test_a_wrong_toml_file_is_refused(tmp_path, text, names, capsys):
+    file = tmp_path / "run.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert cli.main(["train", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert names in error
+    assert error.count("\n") == 1
 
 
 MISSING = [

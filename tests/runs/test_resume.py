@@ -45,19 +45,25 @@ def refusal(name: str, args: str, capsys) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "args"),
+    ("name", "repeated", "args", "changed"),
     [
-        ("train", "arith_mgrpo --steps 7 --out ./made"),
-        ("sft", "--loose 0.5 --task.name arith"),
-        ("vla train", "/demos --steps 7 --where 0.5"),
-        ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif"),
+        ("train", "arith_mgrpo --steps 7 --out ./made",
+         "--budget 9 --device cpu --report-to wandb",
+         {"budget": 9.0, "device": "cpu", "report_to": ("wandb",)}),
+        ("sft", "--loose 0.5 --task.name arith", "--time-limit 2h --threads 1",
+         {"time_limit": "2h", "threads": 1}),
+        ("vla train", "/demos --steps 7 --where 0.5", "--guard off --workers 2",
+         {"guard": "off", "workers": 2}),
+        ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif", "--guard stop --gif --save-freq 0",
+         {"guard": "stop", "gif": True, "save_freq": 0}),
     ],
-)
-def test_a_run_keeps_its_own_settings_and_flags_may_repeat_them(name, args):
+)  # fmt: skip
+def test_flags_may_repeat_settings_and_change_limits_and_places(name, repeated, args, changed):
     run = start(name)
     kept = replace(STARTED[name], resume=Path("made"))
-    assert read(name, "") == read(name, args) == kept
+    assert read(name, "") == read(name, repeated) == kept
     assert resumed_settings(settings_to_resume(type(kept), Path("made")), run) == kept
+    assert read(name, args) == replace(kept, **changed)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +102,6 @@ def test_a_toml_file_is_held_to_the_same(capsys):
     assert "--optim.momentum 0.95" in refusal("train", "--config run.toml", capsys)
     Path("run.toml").write_text("steps = 7\nthreads = 2\n")
     assert read("train", "--config run.toml").threads == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "changed"),
-    [
-        ("train", "--budget 9 --device cpu --report-to wandb",
-         {"budget": 9.0, "device": "cpu", "report_to": ("wandb",)}),
-        ("sft", "--time-limit 2h --threads 1", {"time_limit": "2h", "threads": 1}),
-        ("vla train", "--guard off --workers 2", {"guard": "off", "workers": 2}),
-        ("ppo snake", "--guard stop --gif --save-freq 0",
-         {"guard": "stop", "gif": True, "save_freq": 0}),
-    ],
-)  # fmt: skip
-def test_limits_and_places_may_change(name, args, changed):
-    start(name)
-    assert read(name, args) == replace(read(name, ""), **changed)
 
 
 def test_a_new_machine_has_no_old_price():
