@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from rich.console import Console
 
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
 from mesotron.rlvr import decode, scores
 from mesotron.rlvr import evaluate as command
-from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.answers.facts import Facts, no_facts
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, generate
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.prompts import render
@@ -137,8 +137,6 @@ def test_bootstrap_interval():
     assert score.value == 0.5
     assert score.high - score.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.1)
     assert scores.bootstrap(values) == score
-    uneven = [x**0.5 for x in range(50)]
-    assert scores.bootstrap(uneven, seed=1) != scores.bootstrap(uneven)
     assert scores.bootstrap([0.25]) == scores.Score(0.25, 0.25, 0.25)
 
 
@@ -152,22 +150,28 @@ def test_majority_counts_answers():
     assert right(None, None) == 0
 
 
-def test_answers_compared_as_text_have_a_majority_too(random_model, judge, monkeypatch):
+def test_samples_of_a_problem_are_adjacent_and_text_has_a_majority_too(
+    random_model, judge, monkeypatch
+):
+    replies = ["1 0", "1  0", "0 1", "5", "5", "7"]
+
     def generate(model, tokenizer, prompts, temperature=0, **_):
-        boxes = ["1 0", "1  0", "0 1"] if temperature else ["1 0"]
+        boxes = replies if temperature else ["1 0", "5"]
         return [Completion(rf"\boxed{{{box}}}", (1,), False) for box in boxes]
 
     monkeypatch.setattr(decode, "generate", generate)
-    problems, task = [Problem("Rotate.", "1 0", "p")], TaskConfig()
-    found = command.evaluate(*random_model, problems, task, samples=3, judge=judge)
-    assert found.sampled.majority.value == 1
+    problems = [Problem("Rotate.", "1 0", "p"), Problem("2 + 5?", "7", "q")]
+    found = command.evaluate(*random_model, problems, TaskConfig(), samples=3, judge=judge)
+    assert found.sampled.majority.value == 0.5
+    assert found.sampled.pass_at[1].value == pytest.approx((2 / 3 + 1 / 3) / 2)
+    with pytest.raises(ValueError, match="num-eval"):
+        command.evaluate(None, None, [], TaskConfig())
 
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
-    return Facts(
-        answer=answer, parsed=answer is not None or unformatted, formatted=answer is not None,
-        correct=correct, correct_unformatted=unformatted, truncated=False, gold_unparseable=False,
-        graded=True,
+    return replace(
+        no_facts(truncated=False), answer=answer, formatted=answer is not None, correct=correct,
+        parsed=answer is not None or unformatted, correct_unformatted=unformatted, graded=True,
     )  # fmt: skip
 
 
@@ -207,38 +211,19 @@ def test_the_tiny_model_is_measured():
     model, tokenizer = load_model(ModelConfig())
     task = TaskConfig(levels=(1, 2), num_train=1, num_eval=12)
     model.train()
-    result = command.evaluate(
-        model, tokenizer, load_task(task).eval, task, max_tokens=32, samples=4
-    )
+    problems = load_task(task).eval
+    result = command.evaluate(model, tokenizer, problems, task, max_tokens=32, samples=4)
     assert model.training  # as it was
     assert result.problems == len(result.transcripts) == 12
     assert 0 < result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
     right = sum(one.correct for one in result.transcripts)
     assert result.greedy.strict.value == pytest.approx(right / 12)
     assert list(result.sampled.pass_at) == [1, 2, 4]
-    values = [score.value for score in result.sampled.pass_at.values()]
-    assert values == sorted(values)
     for one in result.transcripts:
         assert one.correct == (FORMATS["boxed"].extract(one.completion) == one.gold)
     again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert again["greedy"]["strict"]["value"] == result.greedy.strict.value
     assert scores.Transcript(**again["transcripts"][0]) == result.transcripts[0]
-
-
-def test_samples_of_a_problem_are_adjacent(random_model):
-    judged = []
-
-    class Spy(Judge):
-        def judge(self, completions, golds, truncated):
-            judged.append(golds)
-            return super().judge(completions, golds, truncated)
-
-    problems = [Problem("1 + 1?", "2", "a"), Problem("2 + 2?", "4", "b")]
-    options = {"max_tokens": 4, "samples": 3, "judge": Spy(FORMATS["boxed"], Verifier())}
-    command.evaluate(*random_model, problems, TaskConfig(), **options)
-    assert judged == [["2", "4"], ["2", "2", "2", "4", "4", "4"]]
-    with pytest.raises(ValueError, match="num-eval"):
-        command.evaluate(None, None, [], TaskConfig())
 
 
 def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transcript:
@@ -255,7 +240,6 @@ def test_typical_pairs_in_proportion_to_what_changed():
     assert ids == ["3", "4", "5", "0"]  # 15 gained, 2 lost, 2 still wrong, 1 right both times
     shown = scores.describe_changes(before, after)
     assert shown == "15 gained, 2 lost, 2 still wrong, 1 right before and after"
-    assert scores.pair_up(before, after, 100) == scores.pair_up(before, after, 20)
     assert scores.pair_up([], [], 4) == []
     pairs = scores.pair_up(before, after[::-1], 1)  # paired by problem
     assert (pairs[0].after.id, pairs[0].change) == ("3", "no answer to right")
@@ -280,13 +264,9 @@ def test_a_report_has_gaps_where_rows_have_no_value_and_no_escape_codes(tmp_path
     assert "# Title" in text
     lines = text.splitlines()[1:]
     assert not [line for line in lines if "\x1b" in line or line.startswith("# ")]
-    run.finish({}, lambda: "gold \x1b[2J")
-    assert "\x1b" not in (run.path / "report.md").read_text()
 
 
 def test_side_by_side_escapes_control_characters():
-    from rich.console import Console
-
     console = Console(width=100, record=True, file=io.StringIO())
     evil = "[red]\x1b[2J\x07 done"
     console.print(scores.side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
@@ -294,7 +274,7 @@ def test_side_by_side_escapes_control_characters():
     assert "[red]\\x1b[2J\\x07 done" in text
     assert "right" in text
     shown = scores.shorten("a" * 1000 + "end", limit=20)
-    assert shown.startswith("aaaa") and shown.endswith("end") and len(shown) < 60  # noqa: PT018
+    assert (shown[:4], shown[-3:], len(shown) < 60) == ("aaaa", "end", True)
 
 
 def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):

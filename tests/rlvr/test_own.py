@@ -11,10 +11,17 @@ import pytest
 
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.config import (
+    CompareConfig,
+    EvalConfig,
+    SftConfig,
+    SweepConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from mesotron.recipes import LORA_RATES, RATES
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import build_prompt, solved_text
-from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.own import read_own, read_source
 from mesotron.rlvr.train import check, resolve_own, run_name
 from mesotron.runs import RunFolder
@@ -80,17 +87,14 @@ def test_true_and_false_of_csv_are_booleans_for_the_reward(tmp_path, delimiter):
 def test_chat_prompts_stay_as_they_are(tmp_path):
     system = {"role": "system", "content": "Be brief."}
     turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
-    last = {"role": "user", "content": "C"}
-    config = TaskConfig(data=(write(tmp_path / "c.jsonl", [{"prompt": [system, *turns, last]}]),))
-    source = read_source(config.data[0], config)
-    task = load_task(TaskConfig(num_train=1, num_eval=1))
-    assert build_prompt(source.train[0], config, task.format) == [system, *turns, last]
-    reply = {"role": "assistant", "content": "long\n" * 9}
+    last, reply = ({"role": role, "content": "long\n" * 9} for role in ("user", "assistant"))
+    path = write(tmp_path / "c.jsonl", [{"prompt": [system, *turns, last]}])
+    form = FORMATS["boxed"]
+    assert build_prompt(one_of(path), TaskConfig(), form) == [system, *turns, last]
     write(tmp_path / "c.jsonl", [{"prompt": [last, reply]}])
-    source = read_source(config.data[0], config)
-    asked = build_prompt(source.train[0], config, task.format)
+    asked = build_prompt(one_of(path), TaskConfig(), form)
     assert ([one["role"] for one in asked], asked[-1]) == (["system", "user"], last)
-    assert solved_text(source.train[0], task.format) == reply["content"]  # what sft trains on
+    assert solved_text(one_of(path), form) == reply["content"]  # what sft trains on
 
 
 @pytest.mark.parametrize(
@@ -174,8 +178,7 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
     resolved = resolve_own(config)
     # The user's reward gets the user's prompts; 20 completions divide into passes of 10.
     assert (resolved.task.system, resolved.rollout.micro_batch) == ("", 10)
-    config = read("--data mine.jsonl --model tiny --lora 4")
-    assert (resolve_own(config).task.system, config.optim.name) == (None, "adamw")
+    assert resolve_own(read("--data mine.jsonl --model tiny")).task.system is None
 
 
 @pytest.mark.parametrize(
@@ -184,14 +187,12 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
         ("", "muon", RATES["muon"], RATES["muon"] / 10),
         ("--lr 3e-3", "muon", 3e-3, 3e-4),
         ("--optim adamw", "adamw", RATES["adamw"], None),
-        ("--optim muon_sgd", "muon_sgd", RATES["muon_sgd"], None),
         ("--optim pion --optim.aux-lr 1e-6", "pion", RATES["pion"], 1e-6),
         ("--lora 4", "adamw", LORA_RATES["adamw"], None),
         ("--lora 4 --optim=muon", "muon", LORA_RATES["muon"], LORA_RATES["muon"] / 10),
         ("--lora 4 --lr 1e-3", "adamw", 1e-3, None),
         ("--config rate.toml", "normuon", RATES["normuon"], RATES["normuon"] / 10),
         ("--config rate.toml --optim adamw", "adamw", RATES["adamw"], None),
-        ("--config rate.toml --optim muon", "muon", RATES["muon"], RATES["muon"] / 10),
     ],
 )
 def test_the_rate_fits_the_optimizer(words, name, lr, aux_lr, tmp_path, monkeypatch):
@@ -202,19 +203,14 @@ def test_the_rate_fits_the_optimizer(words, name, lr, aux_lr, tmp_path, monkeypa
 
 
 def test_short_flags_mean_the_same_in_every_command():
-    def flags(config_type: type, words: str):
-        return parse(config_type, words.split(), "mesotron")
-
-    sft = flags(SftConfig, "--model smollm2 --data a.jsonl --lr 1e-3 --batch 4 --lora 2")
+    words = "--model smollm2 --data a.jsonl --lr 1e-3 --batch 4 --lora 2"
+    sft = parse(SftConfig, words.split())
     assert (sft.model.name, sft.optim.lr, sft.batch, sft.model.lora) == ("smollm2", 1e-3, 4, 2)
-    assert flags(EvalConfig, "tiny --data a.jsonl").task.data == ("a.jsonl",)
-    for name in ("compare", "sweep"):
-        command = cli.COMMANDS[name]
-        made = parse(
-            command.config_type, ["own", *["--model", "tiny", "--lr", "1e-3", "--steps", "4"]]
-        )
-        settings = made.set if name == "compare" else made.space
-        assert settings == ("model.name=tiny", "optim.lr=1e-3", "steps=4")
+    assert parse(EvalConfig, ["tiny", "--data", "a.jsonl"]).task.data == ("a.jsonl",)
+    words = "own --model tiny --lr 1e-3 --steps 4"
+    settings = ("model.name=tiny", "optim.lr=1e-3", "steps=4")
+    assert parse(CompareConfig, words.split()).set == settings
+    assert parse(SweepConfig, words.split()).space == settings
 
 
 def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, capsys):

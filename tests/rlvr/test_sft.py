@@ -31,40 +31,38 @@ def config(folder, tmp_path) -> SftConfig:
     )
 
 
+def trained_texts(rows, tokenizer) -> list[str]:
+    return [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
+
+
 def test_labels_are_on_the_completion_alone(tokenizer):
     task = load_task(TASK)
     rows = make_demonstrations(task, SftConfig(task=TASK, steps=20, batch=2), tokenizer)
     solved = {p.question: f"{p.solution}\n\\boxed{{{p.gold}}}<|im_end|>" for p in task.train}
     assert len(rows) == 40
-    for row in rows:
-        trained = [label for label in row["labels"] if label != IGNORED]
+    for row, text in zip(rows, trained_texts(rows, tokenizer), strict=True):
         whole = tokenizer.decode(row["input_ids"])
-        question = next(q for q in solved if q in whole)
-        assert tokenizer.decode(trained) == solved[question]
-        assert whole.endswith(f"<|assistant|>{solved[question]}")
-        assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :]
+        assert text == solved[next(q for q in solved if q in whole)]
+        assert whole.endswith(f"<|assistant|>{text}")
+        trained = [label for label in row["labels"] if label != IGNORED]
+        assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :] == trained
 
 
 def test_without_a_chat_template_the_text_is_plain(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", None)
     rows = make_demonstrations(load_task(TASK), SftConfig(task=TASK, steps=1, batch=1), tokenizer)
     text = tokenizer.decode(rows[0]["input_ids"])
-    assert "Question: " in text
-    assert "\nAnswer: " in text
+    assert text.index("Question: ") < text.index("\nAnswer: ")
+    with pytest.raises(ValueError, match="max-tokens"):
+        make_demonstrations(load_task(TASK), SftConfig(task=TASK, max_tokens=9), tokenizer)
 
 
-def test_a_share_is_answered_outside_the_format(tokenizer):
-    config = SftConfig(task=TASK, steps=40, batch=1)
-
-    def num_loose(loose: float) -> int:
-        rows = make_demonstrations(load_task(TASK), replace(config, loose=loose), tokenizer)
-        texts = [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
-        assert all(("\\boxed{" in text) != ("The answer is" in text) for text in texts)
-        return sum("The answer is" in text for text in texts)
-
-    assert num_loose(0.0) == 0
-    assert num_loose(1.0) == 40
-    assert 10 <= num_loose(0.5) <= 30
+@pytest.mark.parametrize(("loose", "least", "most"), [(0.0, 0, 0), (0.5, 10, 30), (1.0, 40, 40)])
+def test_a_share_is_answered_outside_the_format(tokenizer, loose, least, most):
+    config = SftConfig(task=TASK, steps=40, batch=1, loose=loose)
+    texts = trained_texts(make_demonstrations(load_task(TASK), config, tokenizer), tokenizer)
+    assert all(("\\boxed{" in text) != ("The answer is" in text) for text in texts)
+    assert least <= sum("The answer is" in text for text in texts) <= most
 
 
 def test_every_problem_is_read_before_one_is_read_again():
@@ -81,15 +79,10 @@ def test_replies_of_chat_data_are_imitated_as_they_are(tokenizer, tmp_path, capl
     ]}) + "\n" for k, reply in enumerate(replies)))  # fmt: skip
     task = TaskConfig(data=(str(path),), num_eval=0)
     rows = make_demonstrations(load_task(task), SftConfig(task=task, steps=21, batch=1), tokenizer)
-    texts = [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
-    assert sorted(texts) == sorted(f"{reply}<|im_end|>" for reply in replies[:21])
+    texts = sorted(trained_texts(rows, tokenizer))
+    assert texts == sorted(f"{reply}<|im_end|>" for reply in replies[:21])
     assert "boxed" not in tokenizer.decode(rows[0]["input_ids"])
     assert "21 of 22" in caplog.text
-
-
-def test_no_row_within_max_tokens_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="max-tokens"):
-        make_demonstrations(load_task(TASK), SftConfig(task=TASK, max_tokens=9), tokenizer)
 
 
 def test_a_run_leaves_a_folder_and_a_model_that_learned(config, monkeypatch):

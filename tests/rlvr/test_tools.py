@@ -141,17 +141,14 @@ def test_an_evaluation_plays_whole_episodes(in_world):
     box = Toolbox([], Worlds) if in_world else Toolbox([double])
     data = chats()
     given = [{"gold": gold, "columns": {}} for gold in data["gold"]] * 8
-    prompts = list(data["prompt"]) * 8
-    how = {"max_tokens": 20, "temperature": 1.0}
-    done = box.play(make_model(), talking_tokenizer(), prompts, given, **how)
-    again = box.play(make_model(), talking_tokenizer(), prompts, given, **how)
+    arguments = make_model(), talking_tokenizer(), list(data["prompt"]) * 8, given
+    done, again = (box.play(*arguments, max_tokens=20, temperature=1.0) for _ in range(2))
     assert done == again
     plus, end = 13, 1
     played = [one for one in done if end in one.ids]  # a first turn's end, then more
     assert played
     assert all(plus in one.ids for one in played)
-    if in_world:
-        assert sum(world.calls for world in Worlds.made) > 0
+    assert (sum(world.calls for world in Worlds.made) > 0) == in_world
 
 
 SOURCE = """
@@ -176,21 +173,15 @@ class Broken:
 def test_unusable_tools_are_refused(settings, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(SOURCE)
+    assert code_names(TrainConfig(**settings))  # a run folder alone does not make them run
     with pytest.raises(ValueError, match=named):
         load_toolbox(TrainConfig(**settings))
 
 
 @pytest.mark.parametrize("flag", ["--tools", "--environment"])
-def test_settings_that_cannot_call_tools_are_refused(flag, capsys):
+def test_settings_and_models_that_cannot_call_tools_are_refused(flag, capsys):
     for words in (["--rollout.fast"], ["--objective.name", "mgrpo"]):
         assert cli.main(["train", flag, "own.py:x", *words]) == 2
         assert words[0] in capsys.readouterr().err
-
-
-def test_tools_of_a_run_folder_need_trust():
-    assert code_names(TrainConfig(tools=("a.py:f",), environment="b:C")) == ["a.py:f", "b:C"]
-
-
-def test_a_model_without_tool_calls_is_refused():
     with pytest.raises(ValueError, match="some/model"):
         Toolbox([double]).prepare(make_tokenizer(), "some/model")

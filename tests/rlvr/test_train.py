@@ -3,14 +3,11 @@
 import json
 import math
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,9 +25,6 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.rlvr import session, spending, train
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import choose_precision, choose_speed
 from mesotron.rlvr.session import live_settings
 from mesotron.runs import RunFolder
@@ -151,10 +145,8 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
     assert [row["step"] for row in rows if "forgetting/nll" in row] == [1, 3]
-    assert rows[0]["forgetting/nll"] > 0
     assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= {*rows[0]}
     assert (made.config["recipe"], made.environment["device"]) == ("arith", "cpu")
-    assert made.result is not None
     assert made.result["problems"] == 3
     assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
     assert "| before | after | gain |" in (made.path / "report.md").read_text()
@@ -166,9 +158,7 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
         assert named in refusal(run, words, capsys)
     (made.path / "result.json").unlink()
     with made:
-        assert run(f"--resume {path}") == 2
-    output, errors = capsys.readouterr()
-    assert (output, "in use" in errors) == ("", True)
+        assert "in use" in refusal(run, f"--resume {path}", capsys)
     assert "config.json" in refusal(run, "--resume absent", capsys)
 
 
@@ -197,8 +187,8 @@ def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeyp
     ("words", "step", "damaged", "shown", "checkpoints"),
     [
         ("", 4, "checkpoint-3/process-0.json", "from step 2", {1, 2, 3, 4}),
-        pytest.param("", 1, None, "no intact checkpoint", {1, 2, 3, 4}, marks=slow),
-        pytest.param("--guard rollback --save-every 3", 2, None, "from step 0", {0, 3, 4},
+        pytest.param("", 1, "", "no intact checkpoint", {1, 2, 3, 4}, marks=slow),
+        pytest.param("--guard rollback --save-every 3", 2, "", "from step 0", {0, 3, 4},
                      marks=slow),  # a guarded run keeps its start
     ],
 )  # fmt: skip
@@ -211,7 +201,7 @@ def test_the_newest_intact_checkpoint_is_resumed(
     assert run("--resume killed") == 0
     output = capsys.readouterr().out
     assert shown in output
-    assert (damaged or "") in output
+    assert damaged in output
     if words:  # which checkpoint is the healthy one depends on how many there are
         assert run(f"{words} --out alone") == 0
     assert_same_end("alone" if words else whole, "killed")
@@ -230,25 +220,6 @@ def test_killed_between_saving_and_pruning(run, monkeypatch):
             run("--steps 2 --keep 1 --guard off --out killed")
     assert run("--resume killed") == 0
     assert [path.name for path in Path("killed/checkpoints").iterdir()] == ["checkpoint-2"]
-
-
-@slow
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupted_evaluation_is_resumed(run, whole, monkeypatch, capsys, when):
-    evaluate = session.evaluate_part
-
-    def stop(parts: Any, model: Any, name: str) -> Any:
-        if name == when:
-            raise KeyboardInterrupt
-        return evaluate(parts, model, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "evaluate_part", stop)
-        assert run("--out cut") == 130
-    assert "--resume cut" in capsys.readouterr().err
-    assert run("--resume cut") == 0
-    assert_same_end(whole, "cut")
-    assert Path("cut/report.md").exists()
 
 
 def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, caplog):
@@ -272,26 +243,22 @@ def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, c
     assert {*warned} == {"report.md", "report.html"}
 
 
-def raise_alarm(monkeypatch: pytest.MonkeyPatch, event: Event) -> None:
+def raise_alarm(monkeypatch: pytest.MonkeyPatch, **event: Any) -> Event:
+    alarm = Event(detector="entropy_collapse", severity="stop", diagnosis="gone", **event)
+
     def see(self: Engine, row: dict[str, float]) -> list[Event]:
-        return [event] if row["step"] == event.step and "loss" in row else []
+        return [alarm] if row["step"] == alarm.step and "loss" in row else []
 
     monkeypatch.setattr(Engine, "update", see)
+    return alarm
 
 
 def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
-    event = Event(
-        step=2, detector="entropy_collapse", severity="stop", diagnosis="gone", remedy="restart"
-    )
-    raise_alarm(monkeypatch, event)
+    event = raise_alarm(monkeypatch, step=2, remedy="restart")
     assert run("--guard stop --out stopped") == 0
     assert event.sentence() in capsys.readouterr().out
     events = stream("stopped", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
-    assert run("--guard rollback --out given_up") == 0
-    last = next(line for line in capsys.readouterr().out.splitlines() if "stopped at" in line)
-    assert "no automatic remedy" in last
-    assert "start again" not in last
 
 
 @pytest.mark.parametrize(
@@ -305,11 +272,8 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
 )  # fmt: skip
 def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, words, refused):
     remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)  # every change a trainer accepts
-    event = Event(
-        step=3, detector="entropy_collapse", severity="stop", diagnosis="gone", remedy="back",
-        changes=tuple(asdict(change) for change in remedy), began=2,
-    )  # fmt: skip
-    raise_alarm(monkeypatch, event)
+    changes = tuple(asdict(change) for change in remedy)
+    raise_alarm(monkeypatch, step=3, began=2, remedy="back", changes=changes)
     words += " --guard rollback --steps 5"
     assert run(f"{words} --out whole") == 0
     interrupt(run, words, step=5)
@@ -326,16 +290,16 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     [
         (("two_part", "near", "overlong"), "two_part"),
         (("correct", "format"), "format"),
-        (("sparse", "near"), None),
+        (("sparse", "near"), ""),
     ],
 )
-def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, reason):
-    trainer: Any = SimpleNamespace(self_labeled=False)
+def test_a_reward_that_pays_for_the_format_is_not_exchanged(judge, parts, reason):
     config = TrainConfig(reward=RewardConfig(parts=parts), rollout=RolloutConfig(max_tokens=64))
-    judge = Judge(FORMATS["boxed"], Verifier())
-    parts_of_run: Any = SimpleNamespace(config=config, judge=judge, device=torch.device("cpu"))
-    found = obstacle(TWO_PART, live_settings(trainer, parts_of_run)["reward.parts"])
-    assert found is None if reason is None else reason in found
+    parts_of_run = Mock(config=config, judge=judge, device=torch.device("cpu"))
+    settings = live_settings(Mock(self_labeled=False), parts_of_run)
+    obstacle_found = obstacle(TWO_PART, settings["reward.parts"])
+    assert bool(obstacle_found) == bool(reason)
+    assert reason in (obstacle_found or "")
 
 
 def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
@@ -433,28 +397,46 @@ def test_samples_log_the_reward_that_trained(run):
     assert {sample["reward"] for sample in stream("voted", "samples")} <= {0.0, 1.0}
 
 
-def test_precision_and_speed_where_they_are_unset(monkeypatch):
-    def precision(model: ModelConfig, has_bfloat16: bool = True) -> str:
-        return choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype
+def test_precision_where_it_is_unset():
+    for model, has_bfloat16, dtype in (
+        (ModelConfig(), True, "mixed"),
+        (ModelConfig(lora=8), True, "bfloat16"),
+        (ModelConfig(), False, "auto"),
+        (ModelConfig(dtype="float32"), True, "float32"),
+    ):
+        assert choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype == dtype
 
-    assert precision(ModelConfig()) == "mixed"
-    assert precision(ModelConfig(lora=8)) == "bfloat16"
-    assert precision(ModelConfig(), has_bfloat16=False) == "auto"
-    assert precision(ModelConfig(dtype="float32")) == "float32"
 
-    def speed(on_gpu: bool = True, weights: int = 10**8, **changed: Any) -> tuple[Any, Any]:
-        config = choose_speed(TrainConfig(**{"steps": 40, **changed}), on_gpu, weights)
-        return config.rollout.fast, config.optim.fused
+SMALL_MODEL, LARGE_MODEL = 10**8, 10**10
+AUTO = {"rollout": RolloutConfig(vllm="auto")}
+GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
 
-    assert speed() == (True, False)
-    assert speed(steps=500) == (True, True)
-    assert speed(on_gpu=False, steps=500) == (False, True)
-    assert speed(weights=10**10) == (False, False)
-    assert speed(rollout=RolloutConfig(vllm="colocate")) == (False, False)
-    given = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
-    assert speed(on_gpu=False, weights=10**10, **given) == (True, True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert speed() == (False, False)
+
+@pytest.mark.parametrize(
+    ("machine", "weights", "settings", "chosen"),
+    [
+        ("gpu", SMALL_MODEL, {}, (True, False, "off")),
+        ("gpu", SMALL_MODEL, {"steps": 500}, (True, True, "off")),
+        ("cpu", SMALL_MODEL, {"steps": 500}, (False, True, "off")),
+        ("gpu", LARGE_MODEL, {}, (False, False, "off")),
+        ("two gpus", SMALL_MODEL, {}, (False, False, "off")),
+        ("gpu", SMALL_MODEL, {"rollout": RolloutConfig(vllm="colocate")},
+         (False, False, "colocate")),
+        ("cpu", LARGE_MODEL, GIVEN, (True, True, "off")),
+        ("gpu", 1_700_000_000, AUTO, (True, False, "off")),
+        ("gpu, not fusing", 1_700_000_000, AUTO, (False, False, "colocate")),
+        ("gpu", 2_000_000_000, AUTO, (False, False, "colocate")),
+        ("gpu without vllm", 2_000_000_000, AUTO, (False, False, "off")),
+        ("cpu", 2_000_000_000, AUTO, (False, False, "off")),
+    ],
+)  # fmt: skip
+def test_speed_where_it_is_unset(monkeypatch, machine, weights, settings, chosen):
+    monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: "without" not in machine)
+    if "two" in machine:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    given = TrainConfig(**{"steps": 40, **settings})
+    config = choose_speed(given, machine != "cpu", weights, "not fusing" not in machine)
+    assert (config.rollout.fast, config.optim.fused, config.rollout.vllm) == chosen
 
 
 def test_several_processes_need_a_name_for_the_folder(monkeypatch):
@@ -469,23 +451,3 @@ def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
     assert run("--steps 1 --out other") == 0
     assert not Path("other/before.json").exists()
     assert not Path("other/report.html").exists()
-
-
-@slow
-def test_two_processes_resume_to_the_same_bits(run, model, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m"]
-    paths = os.pathsep.join([str(tmp_path), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-    def two(words: str) -> None:
-        command = [*launch, "mesotron", "train", *words.split()]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-
-    two(f"{SMALL} --model.name {model} --out whole --objective.name mgrpo --rollout.updates 2")
-    shutil.copytree("whole", "cut")  # as it was at its first checkpoint
-    for name in ("result.json", "after.json", "report.md"):
-        Path("cut", name).unlink()
-    for step in (2, 3, 4):
-        shutil.rmtree(f"cut/checkpoints/checkpoint-{step}")
-    two("--resume cut --trust")
-    assert_same_end("whole", "cut")

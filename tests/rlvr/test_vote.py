@@ -46,38 +46,35 @@ def labels(name="mgrpo", *, policy, anchor=None, **options):
     return label_by_vote(ballots, ObjectiveConfig(name=name))
 
 
-def test_policy_and_anchor_vote_together_in_mgrpo():
+@pytest.mark.parametrize(
+    ("name", "given", "votes", "rewards"),
+    [
+        ("mgrpo", {"policy": [["7", "8", "8"]], "anchor": [["7", "7"]]},
+         [Vote("7", 3 / 5, 5)], [[1.0, 0.0, 0.0]]),
+        ("corewarding", {"policy": [["8", "8", "7"]], "anchor": [["7"]]},
+         [Vote("7", 1.0, 1)], [[0.0, 0.0, 1.0]]),
+        # In evaluation there is no anchor.
+        ("corewarding", {"policy": [["8", "8", "7"]]}, [Vote("8", 2 / 3, 3)], [[1.0, 1.0, 0.0]]),
+        # Dropped completions neither vote nor are rewarded.
+        ("mgrpo", {"policy": [["7", "7", "8"]], "anchor": [["8", "7"]],
+                   "dropped": [[True, False, False]], "anchor_dropped": [[False, True]]},
+         [Vote("8", 2 / 3, 3)], [[None, 0.0, 1.0]]),
+    ],
+)  # fmt: skip
+def test_who_votes_and_who_is_rewarded(name, given, votes, rewards):
+    result = labels(name, **given)
+    assert (result.votes, result.rewards) == (votes, rewards)
+
+
+def test_the_agreement_of_policy_and_anchor():
     result = labels(policy=[["7", "8", "8"]], anchor=[["7", "7"]])
-    assert result.votes == [Vote("7", 3 / 5, 5)]
-    assert result.rewards == [[1.0, 0.0, 0.0]]
     assert result.metrics["votes/agreement"] == 0
+    # The merged variant rewards the anchor's completions too. The policy's own two are even, so
+    # its label is the first: 8, where the anchor says 7.
+    result = labels(policy=[["8", "7", "7"]], from_anchor=1)
+    assert (result.rewards, result.metrics["votes/agreement"]) == ([[0.0, 1.0, 1.0]], 0)
     policy = [["7", None, "8", "8"], ["1", "2", "1", "2"]]
     assert labels("mgrpo", policy=policy) == labels("vote", policy=policy)
-
-
-def test_the_anchor_votes_alone_in_corewarding():
-    policy = [["8", "8", "7"]]
-    assert labels("corewarding", policy=policy, anchor=[["7"]]).rewards == [[0.0, 0.0, 1.0]]
-    # In evaluation there is no anchor.
-    assert labels("corewarding", policy=policy).rewards == [[1.0, 1.0, 0.0]]
-
-
-def test_dropped_completions_neither_vote_nor_are_rewarded():
-    result = labels(
-        policy=[["7", "7", "8"]],
-        anchor=[["8", "7"]],
-        dropped=[[True, False, False]],
-        anchor_dropped=[[False, True]],
-    )
-    assert result.votes == [Vote("8", 2 / 3, 3)]
-    assert result.rewards == [[None, 0.0, 1.0]]
-
-
-def test_the_merged_variant_rewards_the_anchors_completions_too():
-    result = labels(policy=[["8", "7", "7"]], from_anchor=1)
-    assert result.rewards == [[0.0, 1.0, 1.0]]
-    # The policy's own two are even, so its label is the first: 8, where the anchor says 7.
-    assert result.metrics["votes/agreement"] == 0
 
 
 def test_an_abstention_gives_no_reward_and_is_counted():
