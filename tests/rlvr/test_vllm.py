@@ -80,6 +80,18 @@ def test_masked_completions_are_counted(tmp_path):
     assert sources(row)["gap_cut"] == ["sampling/masked"]
 
 
+def test_padding_is_no_masked_token(tmp_path, monkeypatch):
+    def generate(_, prompts, **rest):
+        ids = [[15, EOS] if k % 2 else [15, 3, EOS] for k in range(len(prompts))]
+        return prompts, ids, [[[3.0]] * len(row) for row in ids], None
+
+    monkeypatch.setattr(Engine, "generate", generate)
+    options = {"mode": "token_mask", "clip_min": 0.5}
+    bound = {f"vllm_importance_sampling_{name}": value for name, value in options.items()}
+    trainer, _ = train(tmp_path, {"objective": "grpo"}, max_steps=1, **bound)
+    assert rows(trainer)[0]["sampling/masked"] == 1
+
+
 @pytest.mark.parametrize(
     ("weights", "fuses", "installed", "chosen"),
     [

@@ -256,7 +256,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             batch = self._drop_rows(batch, self.scored.dropped)
         metrics = self.scored.metrics()
         if "importance_sampling_ratio" in batch:
-            masked = self._gather((batch["importance_sampling_ratio"] == 0).float().mean(dim=1))
+            ratio = batch["importance_sampling_ratio"]  # 1 on padding
+            sizes = batch["completion_mask"][:, : ratio.shape[1]].sum(dim=1).clamp(min=1)
+            masked = self._gather((ratio == 0).sum(dim=1) / sizes)
             metrics["sampling/masked"] = masked.mean().item()
         self._note(metrics)
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
