@@ -59,12 +59,15 @@ def test_by_default_it_is_trls_trainer_to_the_bit(tmp_path, settings, parts):
         assert {k: own[k] for k in names} == {k: row[k] for k in names}
 
 
-def test_contradicting_arguments_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"args\.epsilon"):
-        tiny.make_trainer(tmp_path, parts={"objective": "gmpo"}, epsilon=0.3)
-    parts = {"optim": "muon", "optimizers": (mesotron.muon(tiny.make_model()), None)}
-    with pytest.raises(ValueError, match="optimizers="):
-        tiny.make_trainer(tmp_path, parts=parts)
+def test_unknown_and_contradicting_arguments_are_refused(tmp_path):
+    both = {"optim": "muon", "optimizers": (mesotron.muon(tiny.make_model()), None)}
+    for parts, settings, named in (
+        ({"objective": "mgpro"}, {}, "'mgpro'"),
+        ({"objective": "gmpo"}, {"epsilon": 0.3}, r"args\.epsilon"),
+        (both, {}, "optimizers="),
+    ):
+        with pytest.raises(ValueError, match=named):
+            tiny.make_trainer(tmp_path, parts=parts, **settings)
 
 
 def loss_of(trainer, batch, **settings) -> float:
@@ -174,6 +177,14 @@ def test_an_optimizer_by_name_trains_at_the_rate_of_the_arguments_and_is_measure
     assert any(key.endswith("/update_rms") and key.startswith("optim/") for key in last)
     assert 0 < last["grad_norm/auxiliary"] <= last["grad_norm"]
     assert 0 < last["time/optimizer"] < last["time/step"]
+
+
+def test_the_logged_learning_rate_is_that_of_the_matrices(tmp_path):
+    optim = OptimConfig(name="muon", lr=0.03, aux_lr=0.001)
+    trainer = tiny.train(
+        tmp_path, parts={"optim": optim}, max_steps=2, lr_scheduler_type="constant"
+    )
+    assert {row["learning_rate"] for row in tiny.rows(trainer)} == {0.03}
 
 
 def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):

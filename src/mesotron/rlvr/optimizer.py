@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
 from mesotron.optim import BUILDERS, RoutedOptimizer, triton
+from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
 from mesotron.rlvr.models import widen_adapters
 from mesotron.runs import RunFolder
@@ -71,6 +72,12 @@ def resolve_optim(
 def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     inner = getattr(optimizer, "optimizer", optimizer)
     return inner if isinstance(inner, RoutedOptimizer) else None
+
+
+def matrix_rate(optimizer: RoutedOptimizer) -> dict[str, float]:
+    """What to log: Transformers takes the first group's rate, that of embeddings and norms."""
+    rates = [group["lr"] for group in optimizer.param_groups if group["rule"] in SPECTRAL_RULES]
+    return {"learning_rate": float(rates[0])} if rates else {}
 
 
 class OptimizerLog(TrainerCallback):

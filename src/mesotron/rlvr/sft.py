@@ -19,7 +19,13 @@ from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import choose_precision, load_model, lora_config, supports_bfloat16
-from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
+from mesotron.rlvr.optimizer import (
+    OptimizerLog,
+    build_optimizer,
+    check_settings,
+    matrix_rate,
+    unwrap_optimizer,
+)
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs.console import SafeConsole, print_line
@@ -50,6 +56,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
+            logs |= matrix_rate(self._routed())
         super().log(logs, start_time)
 
     def own_state(self) -> dict[str, Any]:

@@ -57,6 +57,7 @@ from mesotron.rlvr.losses import LossInputs, correction_weight, own_loss, policy
 from mesotron.rlvr.optimizer import (
     build_optimizer,
     check_all_train,
+    matrix_rate,
     resolve_optim,
     unwrap_optimizer,
 )
@@ -614,6 +615,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         optimizer = unwrap_optimizer(self.optimizer)
         if optimizer is not None and "loss" in logs:
             self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
+            logs |= matrix_rate(optimizer)
         super().log(logs, start_time)
 
     def _note(self, metrics: dict[str, float]) -> None:
