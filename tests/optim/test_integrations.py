@@ -1,22 +1,12 @@
-"""Tiny real runs inside other trainers, offline, on models built here.
+"""Tiny real runs inside other trainers, offline, on models built here."""
 
-The optimizers share their code: `pion` and `muon_sgd` cover both filters and both auxiliary rules.
-"""
-
-import pytest
 import torch
+from optim.test_contracts import assert_equal, weights
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 import mesotron
-
-pytestmark = [
-    # lightning 2.6 uses a pytree check that torch 2.13 deprecates.
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
-    # lightning advises more data-loading workers.
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-]
 
 
 def qwen() -> Qwen2ForCausalLM:
@@ -35,18 +25,8 @@ class Counting(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def weights(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def assert_equal(a: nn.Module, b: nn.Module) -> None:
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
 def assert_all_moved(model: nn.Module, before: list[Tensor]) -> None:
-    trained = [(p, b) for p, b in zip(model.parameters(), before, strict=True) if p.requires_grad]
-    assert all(not torch.equal(p, b) for p, b in trained)
+    assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
 COMMON = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
@@ -70,43 +50,7 @@ def test_trainer_resumes_exactly_with_the_class_and_its_own_groups(tmp_path):
     assert rules == {"pion", "adamw"}
     resumed = qwen()
     trainer(resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert_equal(resumed, alone)
-
-
-def test_lightning_resumes_exactly(tmp_path):
-    import lightning  # takes seconds
-
-    class Regression(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4)
-            self.net = nn.Sequential(*layers)
-
-        def training_step(self, batch, _):
-            x, y = batch
-            return (self.net(x) - y).square().mean()
-
-        def configure_optimizers(self):
-            optimizer = mesotron.muon_sgd(self, lr=1e-2)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randn(32, n, generator=generator) for n in (8, 4)))
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    options = {"accelerator": "cpu", "default_root_dir": tmp_path, **dict.fromkeys(quiet, False)}
-
-    def fit(epochs: int, checkpoint=None) -> nn.Module:
-        module = Regression()
-        trainer = lightning.Trainer(max_epochs=epochs, **options)
-        trainer.fit(module, DataLoader(data, batch_size=8), ckpt_path=checkpoint)
-        trainer.save_checkpoint(tmp_path / f"{epochs}.ckpt")
-        return module
-
-    alone = fit(2)
-    assert_all_moved(alone, weights(Regression()))
-    fit(1)
-    assert_equal(fit(2, tmp_path / "1.ckpt"), alone)
+    assert_equal(weights(resumed), weights(alone))
 
 
 def test_stable_baselines_trains_saves_and_loads(tmp_path):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from optim.test_contracts import set_gradients
 from torch import nn
 
 from mesotron.optim import Muon, import_state
@@ -14,12 +15,6 @@ peer = pytest.importorskip("muon")  # Keller Jordan's package
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 12))
-
-
-def set_gradients(module: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in module.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:
@@ -58,14 +53,14 @@ def test_another_muon_goes_on_as_ours(make, options, imported):
     theirs = model()
     source = make(theirs)
     for seed in range(3):
-        set_gradients(theirs, seed)
+        set_gradients(theirs, seed=seed)
         source.step()
     ours, start = copy.deepcopy(theirs), copy.deepcopy(theirs)
     order = [*matrices(ours), *vectors(ours)][:imported]
     optimizer = Muon(order, lr=0.1, **options)
     assert import_state(optimizer, source.state_dict(), params=order) == imported
     for module, stepper in ((theirs, source), (ours, optimizer)):
-        set_gradients(module, 9)
+        set_gradients(module, seed=9)
         stepper.step()
     named = [dict(module.named_parameters()) for module in (ours, theirs, start)]
     for name, p in named[0].items():
@@ -79,7 +74,7 @@ def test_another_muon_goes_on_as_ours(make, options, imported):
 def test_the_live_optimizer_is_a_source_too_and_nothing_is_shared():
     module = model()
     source = torch.optim.Muon(matrices(module))
-    set_gradients(module, 0)
+    set_gradients(module, seed=0)
     source.step()
     optimizer = Muon(module.parameters())
     assert import_state(optimizer, source) == 2

@@ -35,16 +35,6 @@ def folder(tmp_path):
     return RunFolder.create(tmp_path / "run", TINY, {})
 
 
-def test_established_flags_are_kept():
-    flags = """
-    width height max-steps apple-reward death-penalty step-penalty num-envs num-steps
-    total-timesteps update-epochs num-minibatches lr gamma gae-lambda clip-eps ent-coef vf-coef
-    max-grad-norm anneal-lr use-muon muon-lr aux-adam-lr muon-momentum muon-nesterov d-model
-    num-layers num-heads dropout use-cnn cnn-features cnn-mode wandb wandb-project wandb-entity
-    run-name save-dir save-freq eval-freq eval-episodes seed pretrained-model kl-coef"""
-    assert set(flags.replace("-", "_").split()) <= set(SnakeConfig.__dataclass_fields__)
-
-
 def test_chunks_end_at_every_due_update():
     config = replace(TINY, chunk=10, eval_freq=4, save_freq=6, total_timesteps=64 * 15)
     done, stops = 0, []
@@ -133,15 +123,13 @@ def test_metrics_equal_the_documented_ones(folder):
 
 
 def test_tensorboard_mirrors_the_run_folder(folder):
-    pytest.importorskip("tensorboard")
     session = open_session(folder, tensorboard=True)
     metrics = {"episode/finished": np.ones((1, 3)), "episode/fruit": np.array([[1.0, 2.5, 4.0]])}
     with session.mirrors:
         training.write_chunk(session, metrics, 0, 3, 0.0, 1.5)
         training.write_evaluation(session, {"greedy": GAMES, "sampled": GAMES}, 3)
     mirrored = read_log(folder.path / "tensorboard").rows
-    own = folder.rows("metrics")
-    assert [r["episode/fruit"] for r in mirrored] == [r["episode/fruit"] for r in own]
+    assert [r["episode/fruit"] for r in mirrored] == [1.0, 2.5, 4.0]
     assert [r["time/env_steps"] for r in mirrored] == [64, 128, 192]
     assert mirrored[-1]["eval/greedy_fruit"] == 5
 
