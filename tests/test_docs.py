@@ -1,4 +1,4 @@
-"""The pages match the package: Python runs, commands parse, flags, detectors and links exist.
+"""The pages match the package: Python runs, commands parse, flags and links exist.
 
 A comment before a block of Python says what the test must know of it: `<!-- given: model -->` names
 what the reader has at hand (`GIVEN` makes it), and `<!-- not run: why -->` leaves it at its syntax
@@ -26,7 +26,6 @@ from mesotron.config.base import flags_of
 from mesotron.config.flags import ALSO_SHORT, SHORT
 from mesotron.rlvr.trl_options import grpo_fields
 from mesotron.runs import RunFolder
-from mesotron.watch import DETECTORS
 from support.quick_jax import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
@@ -187,20 +186,6 @@ def test_every_benchmark_is_listed():
     listed = (ROOT / "benchmarks" / "README.md").read_text()
     folders = [path.name for path in (ROOT / "benchmarks").iterdir() if any(path.glob("*.md"))]
     assert [name for name in folders if f"| [{name}]({name}/" not in listed] == []
-
-
-def test_troubleshooting_names_existing_metrics_and_every_detector():
-    cells = re.findall(r"^\| (`.*?) \|", (DOCS / "api" / "metrics.md").read_text(), re.MULTILINE)
-    metrics = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    metrics = {re.sub(r"^(<group>/.*|skipped)$", r"optim/\1", name) for name in metrics}
-    detectors = {detector.name for detector in DETECTORS}
-    text = (DOCS / "troubleshooting.md").read_text()
-    for line in text.splitlines():
-        if line.startswith("| `") and not line.startswith("| `mesotron"):
-            row = line.split("|")[1:-1]
-            assert set(re.findall(r"`([^`]+)`", row[0])) <= metrics
-            assert set(re.findall(r"`([^`]+)`", row[2])) <= detectors
-    assert [name for name in detectors if f"`{name}`" not in text] == []
 
 
 @pytest.mark.slow

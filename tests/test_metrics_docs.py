@@ -13,6 +13,7 @@ from mesotron.config import ObjectiveConfig
 from mesotron.optim.optimizers import Muon, Pion
 from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale
+from mesotron.watch import DETECTORS
 from support.rlvr_tiny import make_trainer, rows
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -88,17 +89,32 @@ def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
     assert found == float(narrow[0] if rule == "muon" and kept else plain)
 
 
+def metrics_on_the_page() -> set[str]:
+    cells = re.findall(r"^\| (`.*?) \|", METRICS.read_text(), re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
 def known(key: str) -> bool:
     """Whether a key of a row has a line on the page; names of groups and rewards are left open."""
-    page = METRICS.read_text()
-    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    names = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    names = metrics_on_the_page()
     for stem in ("entropy/trajectory", "entropy/token"):
         names |= {f"{stem}_q{k}" for k in (1, 2, 3)}
     if key.startswith("optim/"):
         rest = key.removeprefix("optim/")
         return rest in names or f"<group>/{rest.rpartition('/')[2]}" in names
     return re.sub(r"^rewards/.*/(mean|std)$", r"rewards/F/\1", key) in names
+
+
+def test_troubleshooting_names_existing_metrics_and_every_detector():
+    metrics = {re.sub(r"^(<group>/.*|skipped)$", r"optim/\1", x) for x in metrics_on_the_page()}
+    detectors = {detector.name for detector in DETECTORS}
+    text = (DOCS / "troubleshooting.md").read_text()
+    rows = re.findall(r"^\|( `(?!mesotron).*?)\|.*?\|(.*?)\|", text, re.MULTILINE)
+    assert rows
+    for named, found_by in rows:
+        assert set(re.findall(r"`([^`]+)`", named)) <= metrics
+        assert set(re.findall(r"`([^`]+)`", found_by)) <= detectors
+    assert [name for name in detectors if f"`{name}`" not in text] == []
 
 
 OBJECTIVES = {

@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import venv
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -47,59 +47,49 @@ def test_watch_on_a_log_and_a_sentence_for_the_rest_without_torch(log):
     assert "Traceback" not in refused.stderr
 
 
-def requirements_of(name: str, seen: set[str]) -> None:
-    """Adds the installed distributions that a name needs, without extras, to `seen`."""
-    if name in seen:
-        return
-    seen.add(name)
-    for text in distribution(name).requires or ():
-        needed = Requirement(text)
-        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-            requirements_of(needed.name, seen)
+def add_requirements(lines: list[str] | None, seen: set[str]) -> set[str]:
+    """The installed distributions that these lines need, without extras."""
+    for needed in map(Requirement, lines or ()):
+        if needed.name not in seen and (not needed.marker or needed.marker.evaluate({"extra": ""})):
+            seen.add(needed.name)
+            add_requirements(distribution(needed.name).requires, seen)
+    return seen
 
 
 @pytest.mark.slow
-def test_the_wheel_in_a_fresh_environment(log, tmp_path):
+def test_the_wheel_alone_with_what_it_requires(log, tmp_path):
     """Only what the wheel's own metadata requires is on the path, linked from this environment."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("mesotron-*.whl")
-    home = tmp_path / "fresh"
-    venv.create(home, with_pip=False)
-    python = home / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
-    subprocess.run([*pip, "--no-index", str(wheel)], check=True, capture_output=True)
-    (site,) = home.glob("lib/python*/site-packages")
-    shown = "import importlib.metadata as m; print(*m.requires('mesotron'), sep='\\n')"
-    listed = subprocess.run([str(python), "-c", shown], capture_output=True, text=True, check=True)
-    seen: set[str] = set()
-    for line in listed.stdout.splitlines():
-        needed = Requirement(line)
-        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-            requirements_of(needed.name, seen)
-    assert seen
-    assert "torch" not in seen
-    for name in seen:
-        found = distribution(name)
+    site = tmp_path / "site"
+    with ZipFile(wheel) as file:
+        file.extractall(site)
+    (installed,) = distributions(path=[str(site)])
+    needed = add_requirements(installed.requires, set())
+    assert needed
+    assert "torch" not in needed
+    for found in map(distribution, needed):
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             source, target = Path(str(found.locate_file(top))), site / top
             if source.exists() and not target.exists():
                 target.symlink_to(source)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    (script,) = installed.entry_points
+    module, function = script.value.split(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
 
-    def mesotron(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(home / "bin" / "mesotron"), *words]
+    def run(*words: str, code: str = code) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-S", "-c", code, *words]  # without this environment's packages
+        environment = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
 
-    absent = subprocess.run([str(python), "-c", "import torch"], env=environment, cwd=tmp_path,
-                            capture_output=True)  # fmt: skip
-    assert absent.returncode == 1
+    assert "No module named 'torch'" in run(code="import torch").stderr
     for words in (("--version",), ("watch", str(log)), ("report", str(log), "--out", "page.html")):
-        done = mesotron(*words)
+        done = run(*words)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").stat().st_size > 10_000
-    refused = mesotron("train")
+    refused = run("train")
     assert refused.returncode == 2
     assert "mesotron[rlvr]" in refused.stderr

@@ -296,20 +296,16 @@ def test_twenty_long_runs_fit_the_page():
 
 
 def test_a_spike_of_one_step_survives_the_reduction(tmp_path):
-    column = [0.0] * 1000
-    column[333] = 9.0
-    buckets = data.Buckets.split(1000, 100)
-    low, high = buckets.range(column)
-    assert (max(high), max(low)) == (9.0, 0.0)
-    assert max(buckets.reduce(column)) == pytest.approx(0.9)
-    middles = buckets.middles([float(k) for k in range(1000)])
-    assert (middles[0], middles[-1]) == (0.0, 999.0)
     rows = [make_row(k, 900, random.Random(k)) for k in range(1, 901)]
+    rows[333]["grad_norm"] = 99.0
     page = page_of(make_run(tmp_path / "a", 900, rows=rows).path)
     line = page.charts["Gradient norm"]["lines"][0]
     assert len(line["y"]) == data.MOST_POINTS
     assert all(a <= y <= b for a, y, b in zip(line["low"], line["y"], line["high"], strict=True))
-    assert max(line["high"]) == pytest.approx(max(row["grad_norm"] for row in rows), rel=1e-3)
+    assert max(line["high"]) == 99
+    assert max(line["low"]) < 10
+    steps = page.data["runs"][0]["x"]
+    assert (steps[0], steps[-1]) == (1, 900)
 
 
 def test_model_output_never_becomes_markup(tmp_path):
@@ -340,11 +336,10 @@ def test_model_output_never_becomes_markup(tmp_path):
 
 
 def test_text_and_json_are_made_safe():
-    assert visible("a\tb\nc é 漢 🙂") == "a\tb\nc é 漢 🙂"
-    assert visible("\u200b\ufeff") == "⟨U+200B⟩⟨U+FEFF⟩"
+    assert visible("a\tb\nc é 漢 🙂\u200b") == "a\tb\nc é 漢 🙂⟨U+200B⟩"
     held = embed({"k</script>": [ATTACK, 1.0, float("inf"), None, True, 12]})
-    assert "<" not in held
     assert held.isascii()
+    assert "<" not in held
     assert json.loads(held) == {"k</script>": [visible(ATTACK), 1, None, None, True, 12]}
 
 

@@ -80,14 +80,13 @@ def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog)
     assert "reward collapse" in caplog.text
 
 
-@pytest.mark.parametrize("guard", ["warn", pytest.param("off", marks=slow)])
-def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, caplog, guard):
-    whole, resumed = (Watch(guard=guard, settings=SETTINGS) for _ in range(2))
+def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, caplog):
+    whole, resumed = (Watch(guard="off", settings=SETTINGS) for _ in range(2))
     trainer = plain_trainer(tmp_path, whole)
     trainer.train()
     assert trainer.state.global_step == 22
     assert "stop" in [event.severity for event in whole.events]
-    assert bool(caplog.messages) == (guard == "warn")
+    assert caplog.messages == []
     plain_trainer(tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     first, second = ([(e.step, e.detector, e.severity) for e in w.events] for w in (whole, resumed))
     assert first == second
@@ -225,21 +224,14 @@ def guarded_run(folder: Path, tries: int = 3, **settings: Any) -> tuple[Trainer,
 
 
 def test_a_plain_trainer_rolls_back_and_gives_up_after_its_tries(tmp_path, alarm):
-    alarm |= {step: fatal(step, 1, SMALLER_STEP) for step in (2, 3, 4)}
-    trainer, watch = guarded_run(tmp_path / "tries", tries=2)
+    alarm |= {step: fatal(step, 1, SMALLER_STEP, KL_TO_START) for step in (2, 3, 4)}
+    trainer, watch = guarded_run(tmp_path, tries=2)
     actions = [(action.action, action.checkpoint) for action in watch.actions]
     assert actions == [("rollback", 0), ("rollback", 0), ("stop", None)]
     assert watch.actions[1].changes[0]["new"] == pytest.approx(0.1 * (1 / 4 / 2) / 16)
+    assert [item["field"] for item in watch.actions[0].refused] == ["objective.beta"]
     assert trainer.state.global_step == 4
     assert watch.stopped_by is not None
-    # What a trainer cannot change is refused and its step made smaller.
-    alarm.clear()
-    alarm[3] = fatal(3, 2, KL_TO_START)
-    trainer, watch = guarded_run(tmp_path / "refused", max_steps=5)
-    (action,) = watch.actions
-    assert action.refused[0]["field"] == "objective.beta"
-    assert action.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 
 @pytest.mark.parametrize("settings", [{"save_strategy": "no"}, {"save_total_limit": 1}])

@@ -1,4 +1,4 @@
-"""Files of experiment trackers: written here in their formats, and by the trackers if installed."""
+"""Files of experiment trackers, written here in their formats."""
 
 import json
 import math
@@ -195,25 +195,6 @@ def test_a_damaged_store_is_one_sentence(name, data, tmp_path):
     with pytest.raises(ValueError, match=name) as error:
         read_log(path)
     assert "\n" not in str(error.value)
-
-
-def test_files_of_the_trackers_themselves(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read when it is imported
-    trackio = pytest.importorskip("trackio")
-    wandb = pytest.importorskip("wandb")
-    settings = wandb.Settings(mode="offline", silent=True, root_dir=str(tmp_path))
-    with wandb.init(project="demo", settings=settings) as run:
-        for row in ROWS:
-            run.log({"train/reward": row["reward"], "train/global_step": row["step"]})
-    trackio.init(project="demo", name="first", embed=False)
-    for row in ROWS:
-        trackio.log({"reward": row["reward"]}, step=int(row["step"]))
-    trackio.finish()
-    for source, name in (("wandb", "train/reward"), ("demo.db", "reward")):
-        rows = read_log(tmp_path / source).rows
-        assert [(row["step"], row[name]) for row in rows] == [
-            (row["step"], pytest.approx(row["reward"])) for row in ROWS
-        ]
 
 
 # Long logs
