@@ -53,29 +53,28 @@ class Worker(queue.Queue):
         self.ahead, self.version, self.syncs = ahead, 0, 0
 
     def start(self):
-        self.produce(self.ahead * PER_STEP)
+        for _ in range(self.ahead):
+            self.produce()
 
     def get(self, *args, **kwargs):
         if self.empty():
-            self.produce(PER_STEP)
+            self.produce()
         return super().get(*args, **kwargs)
 
-    def produce(self, number):
-        prompt = torch.tensor([[3, 13, 4, 14]])
-        for group in range(0, number, 4):
-            with torch.no_grad():
-                ids = self.model.generate(
-                    prompt.expand(4, -1), do_sample=True, min_new_tokens=4, max_new_tokens=4
-                )
-                logp = self.model(ids).logits.log_softmax(-1)[:, :-1]
-            logp = logp.gather(2, ids[:, 1:, None]).squeeze(2)
-            rewards = (ids[:, 4:] < 8).float().mean(1)
-            for row, old, reward in zip(ids, logp, rewards, strict=True):
-                advantage = (reward - rewards.mean()).item()
-                self.put(RolloutSample(
-                    [], [], row.numpy(), np.array([0] * 4 + [1] * 4), np.append(0.0, old.numpy()),
-                    advantage, self.version, group, {"reward": reward.item()},
-                ))  # fmt: skip
+    def produce(self):
+        """One step: two groups of four for a prompt of four tokens."""
+        prompt = torch.tensor([[3, 13, 4, 14]]).expand(PER_STEP, -1)
+        with torch.no_grad():
+            ids = self.model.generate(prompt, do_sample=True, min_new_tokens=4, max_new_tokens=4)
+            logp = self.model(ids).logits.log_softmax(-1)[:, :-1]
+        logp = logp.gather(2, ids[:, 1:, None]).squeeze(2)
+        rewards = (ids[:, 4:] < 8).float().mean(1).view(2, 4)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().tolist()
+        for k, (row, old) in enumerate(zip(ids, logp, strict=True)):
+            self.put(RolloutSample(
+                [], [], row.numpy(), np.array([0] * 4 + [1] * 4), np.append(0.0, old.numpy()),
+                advantages[k], self.version, k // 4, {"reward": rewards.flatten()[k].item()},
+            ))  # fmt: skip
 
     def update_model_version(self, version):
         self.version = version

@@ -21,16 +21,13 @@ COLUMNS = {
 }
 
 
-def test_rows_are_those_of_a_plain_dataset():
-    found = Rows.from_dict(COLUMNS).__getitems__(KEYS)
-    assert found == Dataset.from_dict(COLUMNS).__getitems__(KEYS)
-    assert found[0]["prompt"] is found[5]["prompt"]
-    found[0]["gold"] = "spoiled"  # a row of its own
-    assert found[1]["gold"] == "6"
-
-
-def test_a_copied_chat_can_be_added_to():
-    prompts = [row["prompt"] for row in Rows.from_dict(COLUMNS).__getitems__(KEYS)]
+def test_rows_are_those_of_a_plain_dataset_and_may_be_changed():
+    rows = Rows.from_dict(COLUMNS).__getitems__(KEYS)
+    assert rows == Dataset.from_dict(COLUMNS).__getitems__(KEYS)
+    assert rows[0]["prompt"] is rows[5]["prompt"]
+    rows[0]["gold"] = "spoiled"  # a row of its own
+    assert rows[1]["gold"] == "6"
+    prompts = [row["prompt"] for row in rows]
     copied = deepcopy(prompts)
     assert copied == prompts
     assert copied[0][0] is prompts[0][0]  # messages are not copied

@@ -4,6 +4,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,13 +61,22 @@ def test_a_chat_turn_ends_with_its_own_token_which_may_also_pad(copied):
     assert model.generation_config.eos_token_id == tokenizer.vocab["<|im_end|>"]
 
 
-def test_no_end_token_at_all_is_refused(copied):
+@pytest.mark.parametrize("content", ["{", "[1]", '{"model_type": "no_such_family"}'])
+def test_a_broken_config(copied, content):
+    (copied / "config.json").write_text(content)
+    assert str(copied) in refusal(copied)
+
+
+def test_tokens_that_do_not_fit_and_remote_code_are_refused(copied):
+    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    config = (copied / "config.json").read_text()
+    (copied / "evil.py").write_text("raise SystemExit('ran')")
+    edit(copied / "config.json", auto_map=auto, model_type="evil")
+    assert str(copied) in refusal(copied)
+    (copied / "config.json").write_text(config)
     edit(copied / "tokenizer_config.json", "eos_token", "chat_template")
     (copied / "chat_template.jinja").unlink(missing_ok=True)
     assert "eos_token" in refusal(copied)
-
-
-def test_tokenizer_of_another_model_is_refused(copied):
     tokenizer = build_tokenizer(TEXTS * 3, 300)
     tokenizer.add_tokens([f"<|x{k}|>" for k in range(40)])
     tokenizer.add_special_tokens({"pad_token": "<|far|>"})
@@ -100,19 +110,6 @@ def test_offline_a_hub_name_must_have_been_downloaded(tmp_path, monkeypatch):
         check_cached(name)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"model_type": "no_such_family"}'])
-def test_a_broken_config(copied, content):
-    (copied / "config.json").write_text(content)
-    assert str(copied) in refusal(copied)
-
-
-def test_remote_code_does_not_run(copied):
-    (copied / "evil.py").write_text("raise SystemExit('ran')")
-    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    edit(copied / "config.json", auto_map=auto, model_type="evil")
-    assert str(copied) in refusal(copied)
-
-
 @pytest.mark.parametrize(
     ("name", "keyword"),
     [
@@ -143,25 +140,22 @@ def test_bad_gguf_sources_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_conversion_is_made_once_and_whole(tmp_path, monkeypatch):
-    file = tmp_path / "a.gguf"
-    file.write_bytes(b"GGUF one")
-    made = []
-
     def write(source: Path, folder: Path) -> None:
-        made.append(source)
         (folder / "config.json").write_text("{}")
-        if len(made) == 1:
-            raise OSError("the disk is full")
 
-    monkeypatch.setattr(converted, "_write_folder", write)
-    cache = tmp_path / "cache"
+    file, cache = tmp_path / "a.gguf", tmp_path / "cache"
+    file.write_bytes(b"GGUF one")
+    failing = Mock(side_effect=OSError("the disk is full"))
+    monkeypatch.setattr(converted, "_write_folder", failing)
     with pytest.raises(OSError, match="full"):
         converted.convert_gguf(file, cache)
     assert list(cache.iterdir()) == []
+    monkeypatch.setattr(converted, "_write_folder", write)
     first = converted.convert_gguf(file, cache)
+    monkeypatch.setattr(converted, "_write_folder", failing)
     assert converted.convert_gguf(file, cache) == first
-    assert len(made) == 2
     file.write_bytes(b"GGUF two")
+    monkeypatch.setattr(converted, "_write_folder", write)
     assert converted.convert_gguf(file, cache) != first
     assert sorted(p.name[0] for p in cache.iterdir()) == ["a", "a"]  # no scratch folder is left
 

@@ -49,13 +49,9 @@ SOUND = [
 @pytest.mark.parametrize("names", SOUND)
 def test_sound_rewards_pass(judge, names):
     outcome = checked(judge, *names, weights=(1.0, 0.1)[: len(names)])
-    assert outcome.findings == []
-    assert outcome.gold_failures == []
+    assert (outcome.findings, outcome.gold_failures) == ([], [])
     assert outcome.gold >= 1
-
-
-def test_a_smaller_reward_for_gold_is_no_failure(judge):
-    assert checked(judge, PLANTED + "uneven").gold_failures == []
+    assert checked(judge, PLANTED + "uneven").gold_failures == []  # less for gold is no failure
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -63,20 +59,20 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     path = tmp_path / "mine.jsonl"
     rows = [{"question": f"What is {k} + 40?", "answer": k + 40} for k in range(4)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["reward", "check", "sparse", "--data", str(path)]) == 0
-    assert "sound" in capsys.readouterr().out
-    assert main(["reward", "check", f"{PLANTED}empty_earns", "--data", str(path)]) == 1
-    assert "empty" in capsys.readouterr().out
-    assert main(["reward", "check", "spares", "--data", str(path)]) == 2
-    assert "sparse" in capsys.readouterr().err
     (tmp_path / "my.py").write_text("def score(completions, answer):\n    return answer\n")
     (tmp_path / "bug.py").write_text("def score(completions):\n    return text\n")
-    assert main(["reward", "check", f"{tmp_path}/bug.py:score", "--rows", "2"]) == 1
-    shown = capsys.readouterr().out
-    assert ("NameError" in shown, "ms a call" in shown) == (True, False)  # nothing was measured
-    assert main(["reward", "check", f"{tmp_path}/my.py:score", "--rows", "2"]) == 2
-    error = capsys.readouterr().err
-    assert ("'answer'" in error, "--data FILE" in error, error.count("\n")) == (True, True, 1)
+    for reward, flags, code, shown in (
+        ("sparse", ["--data", str(path)], 0, ["sound"]),
+        (f"{PLANTED}empty_earns", ["--data", str(path)], 1, ["empty"]),
+        ("spares", ["--data", str(path)], 2, ["sparse"]),
+        (f"{tmp_path}/bug.py:score", ["--rows", "2"], 1, ["NameError"]),
+        (f"{tmp_path}/my.py:score", ["--rows", "2"], 2, ["'answer'", "--data FILE"]),
+    ):
+        assert main(["reward", "check", reward, *flags]) == code
+        output, error = capsys.readouterr()
+        text = error if code == 2 else output
+        assert [word for word in shown if word not in text] == []
+        assert "NameError" not in text or "ms a call" not in text  # nothing was measured
 
 
 @pytest.mark.slow

@@ -71,22 +71,17 @@ def test_micro_batches_keep_groups_in_their_random_order():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_quick_padding_is_that_of_trl(side):
-    tokens = [torch.tensor(row) for row in ([1, 2, 3], [4], [5, 6])]
-    some_empty = [torch.tensor(row) for row in ([1, 2], [])]  # the second is of floats
-    cases = [
-        tokens,
-        some_empty,
-        [row.float() for row in tokens],
-        [torch.ones(2, 3), torch.ones(1, 2)],
-    ]
+@pytest.mark.parametrize("multiple", [None, 4])
+def test_quick_padding_is_that_of_trl(side, multiple):
     own = grpo_trainer.pad
-    for rows in cases:
-        for multiple in (None, 4):
-            expected = own(rows, 7, side, multiple)
-            with quick_padding():
-                assert grpo_trainer.pad is not own
-                padded = grpo_trainer.pad(rows, 7, side, multiple)
-            assert padded.dtype == expected.dtype
-            assert torch.equal(padded, expected)
+    ragged = [torch.tensor(row) for row in ([1, 2, 3], [4], [5, 6])]
+    some_empty = [torch.tensor(row) for row in ([1, 2], [])]  # the second is of floats
+    floats = [row.float() for row in ragged]
+    for rows in (ragged, some_empty, floats, [torch.ones(2, 3), torch.ones(1, 2)]):
+        expected = own(rows, 7, side, multiple)
+        with quick_padding():
+            assert grpo_trainer.pad is not own
+            padded = grpo_trainer.pad(rows, 7, side, multiple)
+        assert padded.dtype == expected.dtype
+        assert torch.equal(padded, expected)
     assert grpo_trainer.pad is own
