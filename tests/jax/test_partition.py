@@ -159,15 +159,16 @@ def test_lora_products_take_injected_numbers():
         np.testing.assert_allclose(a["lora_a"], b["lora_a"], rtol=1e-3)
 
 
-def test_lora_factors_come_in_pairs():
-    alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
-    with pytest.raises(ValueError, match="lora_b"):
-        mj.muon(lora="product").init(alone)
-    with pytest.raises(ValueError, match="lora_a"):
-        mj.muon(lora="product").init({"q": {"lora_A": {"kernel": jnp.ones((4, 2))}}})
+@pytest.mark.parametrize(
+    ("tree", "match"),
+    [
+        ({"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}, "lora_b"),
+        ({"q": {"lora_A": {"kernel": jnp.ones((4, 2))}}}, "lora_a"),
+        ({"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((3, 5))}, "ranks"),
+    ],
+)
+def test_lora_factors_come_in_pairs(tree, match):
+    with pytest.raises(ValueError, match=match):
+        mj.muon(lora="product").init(tree)
     nested = {"lora_adapter": {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}}
     mj.muon(lora="product").init(nested)
-    with pytest.raises(ValueError, match="ranks"):
-        mj.muon(lora="product").init({"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((3, 5))})
-    with pytest.raises(ValueError, match="lora"):
-        mj.muon(lora="B")

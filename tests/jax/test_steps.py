@@ -224,6 +224,7 @@ def test_views_filter_the_matrices_they_name():
         (lambda: mj.scale_by_pion(weight_decay=-0.1), "weight_decay=-0.1"),
         (lambda: mj.chain_with_muon(max_grad_norm=-1.0), "max_norm=-1.0"),
         (lambda: mj.muon(lora="product", lora_scale=0.0), "lora_scale=0.0"),
+        (lambda: mj.muon(lora="B"), "lora"),
         (lambda: mj.muon(scale="rsm"), "rsm"),
         (lambda: mj.muon(ns="septic"), "septic"),
         (lambda: mj.muon(ns="cubic", filter="polar_express"), "polar_express"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close as close
 
 from mesotron.optim.matrix import (
     _gram_segment,
@@ -122,10 +123,15 @@ def assert_near(found: Tensor, matrices: Tensor, filter: Filter, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FILTERS)
-def test_filter_equals_the_svd_oracle(name, dtype):
+def test_filter_and_its_numbers_equal_the_svd_oracle(name, dtype):
     for kind, matrices in INPUTS.items():
         filtered = apply_filter(matrices.to(dtype, copy=True), FILTERS[name])
         assert filtered.X.dtype == dtype
+        p = torch.linalg.svdvals(matrices).square()
+        p /= p.sum(1, keepdim=True).clamp_min(1e-300)
+        close(filtered.norm, matrices.norm(dim=(1, 2)), rtol=1e-6, atol=0)
+        close(filtered.concentration.double(), p.square().sum(1), rtol=1e-5, atol=1e-7)
+        close(filtered.passed.to(dtype), filtered.X.square().sum((1, 2)), rtol=1e-4, atol=1e-6)
         # Which four of equal singular values are the largest has no answer: tested on its own.
         if (name, kind) != ("low_rank", "orthogonal"):
             assert_near(filtered.X, matrices, FILTERS[name], dtype)
@@ -167,18 +173,6 @@ def test_bfloat16_stays_near_the_oracle(name):
     assert_near(filtered.X, matrices.double(), FILTERS[name], torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_reported_norm_concentration_and_passed_are_true(name):
-    close = torch.testing.assert_close
-    for matrices in INPUTS.values():
-        filtered = apply_filter(matrices.float().clone(), FILTERS[name])
-        S = torch.linalg.svdvals(matrices)
-        p = S.square() / S.square().sum(1, keepdim=True).clamp_min(1e-300)
-        close(filtered.norm, matrices.norm(dim=(1, 2)), rtol=1e-6, atol=0)
-        close(filtered.concentration.double(), p.square().sum(1), rtol=1e-5, atol=1e-7)
-        close(filtered.passed, filtered.X.square().sum((1, 2)), rtol=1e-4, atol=1e-6)
-
-
 def test_the_largest_direction_is_found_beside_a_lone_heavy_row():
     # The heaviest column is a block of its own; the largest direction is spread over 64 rows.
     ones, signs = torch.ones(64) / 8, torch.tensor([1.0, -1.0]).repeat(32) / 8
@@ -215,4 +209,4 @@ def test_noise_does_not_pass_and_a_planted_signal_does():
 def test_low_rank_keeps_as_many_of_equal_directions_and_no_rounding():
     assert apply_filter(INPUTS["rank_one"].float(), low_rank(128)).passed.item() == 1
     X = apply_filter(INPUTS["orthogonal"].clone(), low_rank(4)).X[0]
-    torch.testing.assert_close(torch.linalg.svdvals(X)[:5], torch.tensor([1.0] * 4 + [0]).double())
+    close(torch.linalg.svdvals(X)[:5], torch.tensor([1.0] * 4 + [0]).double())
