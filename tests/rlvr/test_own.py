@@ -179,6 +179,8 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
     # The user's reward gets the user's prompts; 20 completions divide into passes of 10.
     assert (resolved.task.system, resolved.rollout.micro_batch) == ("", 10)
     assert resolve_own(read("--data mine.jsonl --model tiny")).task.system is None
+    given = read("--data mine.jsonl --model tiny --objective.name mgrpo --batch 4 --group 8")
+    assert resolve_own(given).rollout.micro_batch == 12  # the anchor's 8 of 32 do not train
 
 
 @pytest.mark.parametrize(

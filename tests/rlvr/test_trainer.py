@@ -160,6 +160,16 @@ def test_the_reference_is_the_model_as_it_was_given(tmp_path):
     assert tiny.rows(trainer)[-1]["kl"] > 1e-3
 
 
+def test_the_reference_has_no_dropout(tmp_path):
+    parts = {"model": tiny.make_model(attention_dropout=0.5)}
+    trainer, ids = tiny.make_trainer(tmp_path, parts=parts, beta=0.1), torch.tensor([[15, 3, 4]])
+    trainer.policy.train()
+    passed = trainer._get_per_token_logps_and_entropies
+    (a, _, _), (b, _, _) = (passed(trainer.ref_model, ids, ids > 0, 2) for _ in range(2))
+    assert torch.equal(a, b)
+    assert trainer.policy.training
+
+
 def test_a_reference_that_trl_moves_is_trls_own(tmp_path):
     tiny.make_model().save_pretrained(tmp_path)
     parts = {"model": AutoModelForCausalLM.from_pretrained(tmp_path)}

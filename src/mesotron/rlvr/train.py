@@ -93,7 +93,8 @@ def resolve_own(config: Training) -> Training:
         config = replace(config, task=replace(config.task, system=""))
     rollout = config.rollout
     if config.recipe == "own" and rollout.micro_batch is None:
-        rows = rollout.prompts * rollout.generations // (rollout.updates * num_processes())
+        sizes = trl_arguments(config.objective, rollout, config.optim, num_processes())
+        rows = sizes["per_device_train_batch_size"]  # of one update: all that train
         micro = next(size for size in range(MICRO_BATCH, 0, -1) if rows % size == 0)
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
     return config

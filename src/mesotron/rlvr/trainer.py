@@ -518,10 +518,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         batch_size: Any = None, compute_entropy: Any = False, **rest: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         if isinstance(model, Anchor):  # as the reference
+            trains = self.policy.training
             with model.in_place_of(self.policy):
-                return self._get_per_token_logps_and_entropies(
+                self.policy.eval()  # without dropout, as TRL's
+                passed = self._get_per_token_logps_and_entropies(
                     self.policy, input_ids, attention_mask, logits_to_keep, batch_size, **rest
                 )
+                self.policy.train(trains)
+            return passed
         rest["compute_entropy"] = compute_entropy
         if self.shared_prompts is None:
             logprobs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
