@@ -67,7 +67,6 @@ def test_the_wheel_alone_with_what_it_requires(log, tmp_path):
         file.extractall(site)
     (installed,) = distributions(path=[str(site)])
     needed = add_requirements(installed.requires, set())
-    assert needed
     assert "torch" not in needed
     for found in map(distribution, needed):
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:

@@ -104,7 +104,6 @@ def test_workers_end_with_their_parent():
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
     for _ in range(500):

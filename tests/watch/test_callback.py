@@ -64,7 +64,6 @@ def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog)
     assert watch.state() == "healthy so far"
     with caplog.at_level(logging.INFO, logger="mesotron.watch"):
         plain_trainer(tmp_path / "out", watch).train()
-    assert watch.stopped_by is not None
     assert "stop: reward collapse" in watch.state()
     step = watch.stopped_by.step
     assert FALL < step < FALL + 8
@@ -278,7 +277,6 @@ def test_the_last_healthy_checkpoint_is_kept(tmp_path):
     watch = Watch(guard="stop", settings=SETTINGS)
     trainer = plain_trainer(tmp_path, watch, save_steps=2, save_total_limit=1)
     trainer.train()
-    assert watch.stopped_by is not None
     kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
     healthy = watch.last_healthy_checkpoint
     assert healthy in kept

@@ -139,7 +139,6 @@ def test_following_prints_events_until_interrupted(tmp_path):
     with log.open("a") as file:
         for row in rows[TURN:]:
             file.write(json.dumps(row) + "\n")
-    assert live.stdout is not None
     while " stop, " not in (line := live.stdout.readline()):
         assert line, "the command ended without an event"
     live.send_signal(signal.SIGINT)

@@ -51,9 +51,7 @@ def calm_rows(first_step: int):
 def test_the_checkpoint_is_from_before_the_onset_and_not_merely_the_alarm(name):
     monitor = Monitor()
     event = run_to_alarm(monitor, FAILURES[name](0), save_every=5)
-    assert event is not None
     checkpoint = choose_checkpoint(monitor, event, monitor.snapshots)
-    assert checkpoint is not None
     assert TURN - 15 <= checkpoint <= TURN + 1
     assert checkpoint < max(monitor.snapshots) < event.step
 
@@ -65,8 +63,6 @@ def test_a_checkpoint_whose_evaluation_had_fallen_is_not_taken():
     for k, score in scores.items():
         rows[k - 1] |= {"eval/greedy": score, "eval/problems": 200}
     event = run_to_alarm(monitor, rows, save_every=2)
-    assert event is not None
-    assert event.began is not None
     assert event.began > 8  # which would be taken by the onset alone
     assert choose_checkpoint(monitor, event, monitor.snapshots) == 4
     assert choose_checkpoint(monitor, event, [8]) == 8
@@ -80,8 +76,6 @@ def test_after_a_rollback_only_a_new_failure_raises_an_alarm():
     assert monitor.engine.active() == {}
     later = [{**row, "step": row["step"] + 100} for row in stream if row["step"] > 70]
     second = run_to_alarm(monitor, later)
-    assert first is not None
-    assert second is not None
     assert second.step - 100 == first.step
     monitor.restore(70)
     assert [event for row in calm_rows(300) for event in monitor.update(row)] == []
