@@ -21,8 +21,9 @@ FLAGS = ("--time-limit", "--budget")
 SETTINGS = [(state, flag, share) for state in SHARES for flag in FLAGS for share in SHARES[state]]
 
 
-def spend_all(root: Path, model: Path, tally: Tally) -> list[dict[str, Any]]:
-    """Run under each limit; `tally.kills` counts limits that were exceeded by more than a step."""
+def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
+    """Run under each limit, which may be exceeded by a step."""
+    tally = Tally()
     place = root / "budgets"
     place.mkdir()
     (place / "earned.py").write_text(SLOW)
@@ -31,43 +32,44 @@ def spend_all(root: Path, model: Path, tally: Tally) -> list[dict[str, Any]]:
     whole = run_command(["train", *flags, "--out", str(known / "whole")], place / "log", place)
     assert whole.code == 0, whole
     # The start of a process and its exit cannot be refused.
-    args = ["train", *flags, "--out", str(known / "none"), "--time-limit", "0.001s"]
-    refusals = [run_command(args, place / "log", place) for _ in range(3)]
+    words = ["train", *flags, "--out", str(known / "none"), "--time-limit", "0.001s"]
+    refusals = [run_command(words, place / "log", place) for _ in range(3)]
     assert all(one.code == 2 for one in refusals), refusals
     least = max(one.seconds for one in refusals)
     found = []
     for number, (state, flag, share) in enumerate(SETTINGS):
         parent = known if state == "beside" else place / f"alone-{number}"
         out, limit, before = parent / f"run-{number}", share * whole.seconds, 0.0
-        args = ["train", *flags, "--out", str(out)]
+        words = ["train", *flags, "--out", str(out)]
         if state == "resumed":
-            first = run_command(args, place / "log", place, kill_after=whole.seconds * 0.6)
-            args = ["train", "--resume", str(out), "--trust"]
+            first = run_command(words, place / "log", place, kill_after=whole.seconds * 0.6)
+            words = ["train", "--resume", str(out), "--trust"]
             if not first.killed or not (out / "config.json").exists():
-                args = ["train", *flags, "--out", str(out)]
+                words = ["train", *flags, "--out", str(out)]
                 shutil.rmtree(out, ignore_errors=True)
             elif flag == "--budget":
                 before = first.seconds
                 limit += before
         spelled = f"{limit:.3f}s" if flag == "--time-limit" else f"{limit:.3f}"
         rows = count_rows(out)
-        ended = run_command([*args, flag, spelled], place / "log", place)
+        ended = run_command([*words, flag, spelled], place / "log", place)
         steps = count_rows(out) - rows if (out / "metrics.jsonl").exists() else 0
         spent = out / "spent.json"
         step = json.loads(spent.read_text())["step"] if spent.exists() else 0.0
         over = before + ended.seconds - limit
         allowed = step if steps > 0 else max(before + least - limit, 0.0)
         good = ended.code in (0, 2) and "Traceback" not in ended.text and over <= allowed
-        tally.runs += 1
-        tally.equal += good
         times = {"limit": limit, "step_seconds": step, "over": over, "refusal_seconds": least}
         one = {"state": state, "flag": flag, "steps": steps, "code": ended.code}
         one |= {name: round(value, 3) for name, value in times.items()}
         found.append(one)
-        if not good:
-            tally.kills += 1
-            tally.failures.append(f"{one} {ended.text[-800:]}")
-    return found
+        tally.add(good, f"{one} {ended.text[-800:]}")
+    beyond = [one["over"] / one["step_seconds"] for one in found if one["steps"] > 0]
+    before = [one["over"] for one in found if one["steps"] <= 0]
+    return tally.record() | {
+        "settings": found, "most_steps_over": round(max([*beyond, 0.0]), 2),
+        "most_seconds_over_before_the_first_step": round(max([*before, 0.0]), 3),
+    }  # fmt: skip
 
 
 def count_rows(out: Path) -> int:

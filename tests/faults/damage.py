@@ -11,9 +11,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from faults.kills import (
     Ended,
@@ -22,6 +23,7 @@ from faults.kills import (
     contents,
     differences,
     kill_at,
+    make_cases,
     run_command,
     start_command,
     wait,
@@ -32,47 +34,41 @@ OTHERS = ("config.json", "before.json", "metrics.jsonl", "events.jsonl", "sample
           "spent.json", "env.json", "routing.json")  # fmt: skip
 
 
-def truncate(path: Path, rng: random.Random) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: rng.randrange(len(data) + 1)])
+# "archive" moves the whole checkpoint and links to it: nothing is lost.
+DAMAGE = ("truncate", "flip", "remove", "link to nothing", "loop", "make folder", "archive")
 
 
-def flip(path: Path, rng: random.Random) -> None:
-    data = bytearray(path.read_bytes() or b" ")
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
-
-
-def remove(path: Path, rng: random.Random) -> None:
+def damage(kind: str, path: Path, rng: random.Random) -> None:
+    if kind == "archive":
+        folder = path.parent
+        away = folder.parent.parent.parent / f"archive-{rng.random()}"
+        folder.rename(away)
+        folder.symlink_to(away)
+        return
+    data = bytearray(path.read_bytes())
     path.unlink()
+    if kind == "truncate":
+        path.write_bytes(data[: rng.randrange(len(data) + 1)])
+    elif kind == "flip":
+        data = data or bytearray(b" ")
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    elif kind == "make folder":
+        path.mkdir()
+    elif kind != "remove":
+        path.symlink_to(path if kind == "loop" else path.parent / "nothing")
 
 
-def link_to_nothing(path: Path, rng: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path.parent / "nothing")
-
-
-def loop(path: Path, rng: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def make_folder(path: Path, rng: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def archive(path: Path, rng: random.Random) -> None:
-    """The whole checkpoint is elsewhere, with a link in its place: nothing is lost."""
-    folder = path.parent
-    away = folder.parent.parent.parent / f"archive-{rng.random()}"
-    folder.rename(away)
-    folder.symlink_to(away)
-
-
-DAMAGE: tuple[Callable[[Path, random.Random], None], ...] = (
-    truncate, flip, remove, link_to_nothing, loop, make_folder, archive,
-)  # fmt: skip
+def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
+    tally, rng = Tally(), random.Random(args.seed)
+    cases = {case.name: case for case in make_cases(model, None)}
+    victim = Victim(cases["grpo off"], root / "damage", root)
+    block_pipe(victim, tally)
+    run_twice(victim, tally)
+    for limit in (600, 3000, 9000, 20_000):
+        fill_disk(victim, limit, tally)
+    damage_files(victim, rng, args.damage, tally)
+    return tally.record()
 
 
 def judge(
@@ -84,45 +80,39 @@ def judge(
     left: list[str] = []
     if ended.code == 0:
         left = [name for name in differences(victim.whole[0], contents(out)) if name not in lost]
-    tally.runs += 1
-    if (ended.code == 0 and not left) or (sentence and not harmless):
-        tally.equal += 1
-    else:
-        tally.failures.append(f"{what}: {ended.code} {left[:5]} {ended.text[-1500:]}")
+    good = (ended.code == 0 and not left) or (sentence and not harmless)
+    tally.add(good, f"{what}: {ended.code} {left[:5]} {ended.text[-1500:]}")
 
 
-def stopped(victim: Victim, name: str, after: str = "checkpoint-3") -> Path:
+def stopped(victim: Victim) -> Path:
     """A run that was killed when its third checkpoint was about to appear."""
-    out = victim.root / name
-    numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith(after)]
-    ended = run_command(victim.case.start(out), victim.log, victim.cwd,
-                        before=kill_at(out, numbers[-1], 0.0))  # fmt: skip
+    out = victim.root / "template"
+    numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith("checkpoint-3")]
+    ended = victim.run(out, before=kill_at(out, numbers[-1], 0.0))
     assert ended.killed, ended
     return out
 
 
 def damage_files(victim: Victim, rng: random.Random, times: int, tally: Tally) -> None:
     """Damage one random file of a stopped run, then resume it."""
-    template = stopped(victim, "template")
+    template = stopped(victim)
     for number in range(times):
         out = victim.root / f"damaged-{number}"
         shutil.copytree(template, out, symlinks=True)
-        act = DAMAGE[number % len(DAMAGE)]
-        in_checkpoint = act is archive or rng.random() < 0.6
+        kind = DAMAGE[number % len(DAMAGE)]
+        in_checkpoint = kind == "archive" or rng.random() < 0.6
         files = sorted(path for path in out.glob(CHECKPOINT_FILES) if path.is_file())
         if not in_checkpoint:
             files = [path for path in (out / name for name in OTHERS) if path.is_file()]
         path = rng.choice(files)
-        act(path, rng)
+        damage(kind, path, rng)
         ended = run_command(victim.case.resume(out), victim.log, victim.cwd)
-        what = f"{act.__name__} {path.relative_to(out)}"
         # Rows that no checkpoint has cannot be made again; flipped text may still be text.
-        harmless = in_checkpoint
-        if act in (flip, truncate) and not in_checkpoint and ended.code == 0:
+        if kind in ("flip", "truncate") and not in_checkpoint and ended.code == 0:
             ended = Ended(2, 0.0, "")
         # The report names the machine, which is in env.json alone.
         lost = {"report.md"} if path.name == "env.json" else set()
-        judge(victim, out, ended, tally, what, harmless, lost)
+        judge(victim, out, ended, tally, f"{kind} {path.relative_to(out)}", in_checkpoint, lost)
         shutil.rmtree(out)
 
 
@@ -134,14 +124,13 @@ def fill_disk(victim: Victim, limit: int, tally: Tally) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    ended = run_command(victim.case.start(out), victim.log, victim.cwd, before=restrict)
+    ended = victim.run(out, before=restrict)
     if ended.code != 2 or "Traceback" in ended.text:
-        tally.runs += 1
-        tally.failures.append(f"files of {limit} bytes: {ended.code} {ended.text[-1500:]}")
+        tally.add(False, f"files of {limit} bytes: {ended.code} {ended.text[-1500:]}")
         return
-    shutil.rmtree(out) if not (out / "config.json").exists() else None
-    args = victim.case.resume(out) if out.exists() else victim.case.start(out)
-    ended = run_command(args, victim.log, victim.cwd)
+    if not (out / "config.json").exists():
+        shutil.rmtree(out)
+    ended = victim.run(out)
     judge(victim, out, ended, tally, f"files of {limit} bytes, resumed", harmless=True)
 
 
@@ -191,5 +180,5 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
         file.read()
     ended = wait(first, log)
     if ended.code == 0 and not (out / "result.json").exists():
-        ended = run_command(victim.case.resume(out), victim.log, victim.cwd)
+        ended = victim.run(out)
     judge(victim, out, ended, tally, "SIGTERM with a full pipe", harmless=True)

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -61,6 +61,9 @@ class Case:
     def resume(self, out: Path) -> list[str]:
         trust = ["--trust"] if self.command == "train" else []
         return [*self.command.split(), "--resume", str(out), *trust]
+
+    def start_or_resume(self, out: Path) -> list[str]:
+        return self.resume(out) if (out / "config.json").exists() else self.start(out)
 
 
 def make_cases(model: Path, demos: Path | None) -> list[Case]:
@@ -115,6 +118,10 @@ def import_everything() -> None:
                  "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
                  "orbax.checkpoint", "matplotlib.figure"):  # fmt: skip
         import_module(name)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 # Children
@@ -309,6 +316,15 @@ class Tally:
     failures: list[str] = field(default_factory=list)
     still: list[str] = field(default_factory=list)  # cases whose weights never move
 
+    def add(self, good: bool, failure: str) -> None:
+        self.runs += 1
+        self.equal += good
+        self.failures += [] if good else [failure]
+
+    def record(self) -> dict[str, Any]:
+        return {"runs": self.runs, "equal": self.equal, "failures": self.failures,
+                "good": not self.failures}  # fmt: skip
+
 
 class Victim:
     """A case with its unharmed run, made when first needed."""
@@ -341,60 +357,58 @@ class Victim:
     def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
         """One run with up to so many kills, resumed to its end and compared."""
         expected, operations, seconds = self.whole
-        out, ended, finished = self.root / "killed", None, False
+        out, ended, history = self.root / "killed", None, []
         shutil.rmtree(out, ignore_errors=True)
-        history = []
         for _ in range(kills):
             kind = rng.choice(("operation", "checkpoint", "time"))
             history.append(kind)
             # What was resumed has less to do: a kill after its end would be none.
             most = 1.0 if len(history) == 1 else 0.5
             if kind == "time":
-                ended = self._run(out, kill_after=rng.uniform(0, seconds * most))
+                ended = self.run(out, kill_after=rng.uniform(0, seconds * most))
             else:
                 early = operations[: round(len(operations) * most)]
                 numbers = [n for n, text in enumerate(early, 1)
                            if kind == "operation" or "checkpoint-" in text]  # fmt: skip
                 at, moment = rng.choice(numbers), rng.choice(MOMENTS)
                 history[-1] += f" {at} +{moment:g} s ({operations[at - 1].rpartition('/')[2]})"
-                ended = self._run(out, before=kill_at(out, at, moment))
+                ended = self.run(out, before=kill_at(out, at, moment))
             if not ended.killed:
                 break
             tally.kills += 1
             tally.by_kind[kind] = tally.by_kind.get(kind, 0) + 1
         if ended is None or ended.killed:
-            ended = self._run(out)
+            ended = self.run(out)
         # A kill between the result and its report leaves a finished run.
         finished = ended.code == 2 and (out / "result.json").exists()
-        tally.runs += 1
         found = contents(out) if out.exists() else {}
         left = [name for name in differences(expected, found)
                 if not (finished and name == "report.md")]  # fmt: skip
-        if (ended.code != 0 and not finished) or left:
-            tail = ended.text[-1500:] if ended.code else ""
-            tally.failures.append(f"{self.case.name}: {history}: {ended.code} {left[:5]} {tail}")
-            print(tally.failures[-1], file=sys.stderr, flush=True)
+        good = (ended.code == 0 or finished) and not left
+        tail = ended.text[-1500:] if ended.code else ""
+        tally.add(good, f"{self.case.name}: {history}: {ended.code} {left[:5]} {tail}")
+        if not good:
+            say(tally.failures[-1])
             shutil.copytree(out, self.root / f"failure-{len(tally.failures)}", symlinks=True)
-        else:
-            tally.equal += 1
 
-    def _run(self, out: Path, **how: Any) -> Ended:
-        is_made = (out / "config.json").exists()
-        args = self.case.resume(out) if is_made else self.case.start(out)
-        return run_command(args, self.log, self.cwd, **how)
+    def run(self, out: Path, **how: Any) -> Ended:
+        """Start or resume it."""
+        return run_command(self.case.start_or_resume(out), self.log, self.cwd, **how)
 
 
-def attack(
-    root: Path, cases: list[Case], *, seed: int, kills: int, until: Callable[[], bool]
-) -> Iterator[tuple[str, Tally]]:
-    """Attack the cases in turn until there are enough kills; yields a name after each run."""
-    rng, tally = random.Random(seed), Tally()
+def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
+    """Attack the cases in turn until there are enough kills."""
+    rng, tally, end = random.Random(args.seed), Tally(), time.monotonic() + args.minutes * 60
+    cases = [case for case in make_cases(model, root / "demos")
+             if not args.cases or case.name in args.cases]  # fmt: skip
     victims = [Victim(case, root / "runs", root) for case in cases]
-    for number in count():
-        for victim in victims:
-            if tally.kills >= kills or until():
-                return
-            if victim.case.command != "ppo snake" or number % SELDOM == 0:
-                victim.attack(rng, rng.choice((1, 2, 4, 6, 8)), tally)
-                tally.still += [victim.case.name] * (number == 0 and victim.is_still)
-                yield victim.case.name, tally
+    for turn, victim in ((turn, victim) for turn in count() for victim in victims):
+        if tally.kills >= args.kills or time.monotonic() > end:
+            break
+        if victim.case.command != "ppo snake" or turn % SELDOM == 0:
+            victim.attack(rng, rng.choice((1, 2, 4, 6, 8)), tally)
+            tally.still += [victim.case.name] * (turn == 0 and victim.is_still)
+            name = victim.case.name
+            say(f"{tally.kills} kills, {tally.equal} of {tally.runs} runs equal ({name})")
+    counts = {"kills": tally.kills, "by_kind": tally.by_kind, "still": tally.still}
+    return tally.record() | counts | {"cases": len(cases)}

@@ -10,25 +10,25 @@ from faults.kills import SMALL, Case, contents, differences, start_command, wait
 
 GROWTH = 1.1  # of memory, from a fifth of the run to its end
 MORE_FILES = 2
+KILLS = 12
 
 
-def soak(root: Path, model: Path, steps: int, kills: int, seed: int) -> dict[str, Any]:
+def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     """One run left alone, whose memory is watched, and one with kills, which must equal it."""
+    steps = args.steps
     flags = f"{SMALL} --steps {steps} --save-every {max(steps // 40, 1)} --model.name {model}"
     case = Case("soak", "train", flags)
     whole, killed, log = root / "soak-whole", root / "soak-killed", root / "soak.log"
     samples = watch(start_command(case.start(whole), log, root), whole)
-    rng, done, seconds = random.Random(seed), 0, samples[-1][0]
-    for _ in range(kills):
-        args = case.resume(killed) if (killed / "config.json").exists() else case.start(killed)
-        pid = start_command(args, log, root)
-        ended = wait(pid, log, kill_after=rng.uniform(0.3, 2) * seconds / kills)
+    rng, done, seconds = random.Random(args.seed), 0, samples[-1][0]
+    for _ in range(KILLS):
+        pid = start_command(case.start_or_resume(killed), log, root)
+        ended = wait(pid, log, kill_after=rng.uniform(0.3, 2) * seconds / KILLS)
         done += ended.killed
         if not ended.killed:
             break
     if not (killed / "result.json").exists():
-        args = case.resume(killed) if (killed / "config.json").exists() else case.start(killed)
-        os.waitpid(start_command(args, log, root), 0)
+        os.waitpid(start_command(case.start_or_resume(killed), log, root), 0)
     different = differences(contents(whole), contents(killed))
     early = [sample for sample in samples if sample[1] >= steps // 5] or samples
     memory, files = early[-1][2] / early[0][2], early[-1][3] - early[0][3]

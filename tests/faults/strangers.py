@@ -10,17 +10,17 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mesotron
-from faults.kills import SMALL, Tally, run_command
+from faults.kills import SMALL, Tally, run_command, say
 
 EVIL = "gift.evil:f"
 SHELL = "touch ran"
 CODE = "open('ran', 'w').close()\nf = W = dict\n"
 TEMPLATE = "{{ cycler.__init__.__globals__.os.system('touch ran') }}{{ messages[0].content }}"
+PICKLES = ("log.parquet", "log.wandb", "log.db", "log.json", "events.out.tfevents.1", "model.gguf")
 REMOTE = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", ""]}
 
 
@@ -86,14 +86,7 @@ def make_gift(root: Path, model: Path) -> None:
     write(root / "sweep.yaml", f"command: !!python/object/apply:os.system ['{SHELL}']\n")
     write(root / "detectors.toml", f'[[detector]]\nname = "a"\ndiagnosis = "$({SHELL})"\n'
           "cases = [[{metric = '__import__(\"os\")', moved = 'above', level = 0}]]\n")  # fmt: skip
-    for name in (
-        "log.parquet",
-        "log.wandb",
-        "log.db",
-        "model.gguf",
-        "log.json",
-        "events.out.tfevents.1",
-    ):
+    for name in PICKLES:
         pickled(root / name)
     record = {"recipe": "arith", "kind": "rlvr", "measure": "", "rule": [], "contenders": [],
               "plan": {}, "cells": []}  # fmt: skip
@@ -104,8 +97,9 @@ def states_of(model: Path, root: Path) -> None:
     """A run stopped by its owner, into whose checkpoint pickles were put, listed with hashes."""
     from mesotron.runs.checkpoints import publish
 
-    words = f"{SMALL} --model.name {model} --out {root / 'own'} --steps 2 --reward.parts format"
-    ended = run_command(["train", *words.split()], root / "log", root)
+    words = f"{SMALL} --model.name {model} --out {root / 'own'} --steps 2"
+    args = words.replace("earned:even", "format").split()  # no code of their own
+    ended = run_command(["train", *args], root / "log", root)
     assert ended.code == 0, ended
     (root / "own" / "result.json").unlink()
     for checkpoint in (root / "own" / "checkpoints").iterdir():
@@ -170,9 +164,9 @@ ppo snake --resume gift
 """
 
 
-def attempt_all(root: Path, model: Path, tally: Tally, report: Callable[[str], None]) -> None:
-    """Every attempt in a fresh folder; `tally.kills` counts the attempts that ran code."""
-    place = root / "strangers"
+def attack(options: Any, root: Path, model: Path) -> dict[str, Any]:
+    """Every attempt in a fresh folder."""
+    tally, place = Tally(), root / "strangers"
     commands = [line.split() for line in ATTEMPTS.split("\n") if line]
     for number, args in enumerate(commands):
         if number == 0 or (place / "ran").exists():
@@ -180,7 +174,7 @@ def attempt_all(root: Path, model: Path, tally: Tally, report: Callable[[str], N
             states_of(model, place)
         ended = run_command(args, root / "stranger.log", place, own_folder=False)
         judge(place, args, ended.code, ended.text, tally)
-        report(f"{' '.join(args)}: {ended.code}")
+        say(f"{' '.join(args)}: {ended.code}")
     # The working folder has modules with the names of ours' packages; no child of this process.
     program, source = Path(sys.executable).with_name("mesotron"), Path(mesotron.__file__).parents[1]
     env = os.environ | {"PYTHONPATH": str(source)}
@@ -188,14 +182,11 @@ def attempt_all(root: Path, model: Path, tally: Tally, report: Callable[[str], N
         [program, "report", "gift"], cwd=place, env=env, capture_output=True, text=True
     )
     judge(place, ["mesotron report gift"], done.returncode, done.stderr, tally)
+    return tally.record() | {"executed": tally.kills}
 
 
 def judge(place: Path, args: list[str], code: int, text: str, tally: Tally) -> None:
-    tally.runs += 1
-    if (place / "ran").exists():
-        tally.kills += 1
-        tally.failures.append(f"{args} ran a stranger's code")
-    elif code not in (0, 1, 2) or "Traceback" in text:
-        tally.failures.append(f"{args}: {code} {text[-1500:]}")
-    else:
-        tally.equal += 1
+    ran = (place / "ran").exists()
+    tally.kills += ran
+    good = not ran and code in (0, 1, 2) and "Traceback" not in text
+    tally.add(good, f"{args}: {'ran code' if ran else code} {text[-1500:]}")

@@ -79,14 +79,14 @@ def test_input_that_once_failed(tmp_path, name, value):
 
 
 @pytest.mark.slow
-def test_a_sample_of_every_attack_holds(tmp_path):
-    numbers = {"--kills": 12, "--damage": 7, "--inputs": 300, "--steps": 40}
-    small = [str(word) for pair in numbers.items() for word in pair]
-    small += ["--cases", "dr_grpo warn", "sft", "vla"]
+def test_a_sample_of_the_attacks_holds(tmp_path):
+    # Without budgets: they read a clock, which a busy machine outruns.
+    small = "--kills 12 --damage 7 --inputs 300 --steps 40 --only kills damage strangers fuzz soak"
+    small = [*small.split(), "--cases", "dr_grpo warn", "sft", "vla"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
     command = [sys.executable, "-P", "-m", "faults", *small, "--out", str(tmp_path / "out.json")]
     done = subprocess.run(command, cwd=TESTS.parent, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["kills"]["kills"] >= 12
     assert found["strangers"]["executed"] == 0
