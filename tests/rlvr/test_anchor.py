@@ -4,7 +4,6 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
-from transformers import TrainerCallback
 
 from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.anchor import Anchor, momentum_at
@@ -108,30 +107,10 @@ def test_a_mean_of_the_last_models_starts_as_a_plain_mean():
             torch.testing.assert_close(weight, old + moved)
 
 
-def test_a_run_ends_with_its_averaged_weights(tmp_path):
-    raw: list[list[torch.Tensor]] = []
-    means: list[list[torch.Tensor]] = []
-
-    class Look(TrainerCallback):
-        def on_step_end(self, *_, **__):
-            raw.append(copy_of(trainer.policy))
-            with trainer.averaged():
-                means.append(copy_of(trainer.policy))
-            assert all(map(torch.equal, copy_of(trainer.policy), raw[-1]))
-
-    trainer = tiny.make_trainer(
-        tmp_path, max_steps=3, learning_rate=1e-2, parts={"optim": "muon", "average": 0.9}
-    )
-    trainer.add_callback(Look())
-    trainer.train()
-    assert all(map(torch.equal, raw[0], means[0]))
-    assert not all(map(torch.equal, raw[1], means[1]))
-    for one, two, mean in zip(raw[0], raw[1], means[1], strict=True):
-        torch.testing.assert_close(mean, (one + two) / 2)
-    assert all(map(torch.equal, means[2], copy_of(trainer.policy)))
-    for decay in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="average"):
-            tiny.make_trainer(tmp_path / "refused", parts={"average": decay})
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_a_decay_outside_0_to_1_is_refused(tmp_path, decay):
+    with pytest.raises(ValueError, match="average"):
+        tiny.make_trainer(tmp_path, parts={"average": decay})
 
 
 def make(folder, name="mgrpo", cls=GRPOTrainer, *, parts=None, settings=None, **options):

@@ -153,10 +153,9 @@ def test_majority_counts_answers():
 def test_samples_of_a_problem_are_adjacent_and_text_has_a_majority_too(
     random_model, judge, monkeypatch
 ):
-    replies = ["1 0", "1  0", "0 1", "5", "5", "7"]
-
-    def generate(model, tokenizer, prompts, temperature=0, **_):
-        boxes = replies if temperature else ["1 0", "5"]
+    def generate(model, tokenizer, prompts, **_):
+        replies = {True: iter(["1 0", "1  0", "0 1"]), False: iter(["5", "5", "7"])}
+        boxes = [next(replies["Rotate." in prompt]) for prompt in prompts]
         return [Completion(rf"\boxed{{{box}}}", (1,), False) for box in boxes]
 
     monkeypatch.setattr(decode, "generate", generate)

@@ -22,7 +22,6 @@ from mesotron.rlvr.objectives import (
     PUBLISHED,
     check_updates,
     resolve,
-    trained_generations,
     trl_arguments,
 )
 from mesotron.rlvr.session import common_arguments
@@ -83,6 +82,7 @@ def test_an_entropy_bonus_is_constant_or_has_a_target(options, expected):
         ("grpo", {"optim": OptimConfig(lr=3e-4, warmup=0.1, max_grad_norm=0.5)},
          {"lr_scheduler_type": "constant_with_warmup", "learning_rate": 3e-4,
           "warmup_steps": 0.1, "max_grad_norm": 0.5}),
+        ("grpo", {"rollout": RolloutConfig(vllm="colocate")}, {"use_vllm": True}),
         # 64 rows are 2 updates of 2 processes and 4 micro-batches.
         ("grpo", {"processes": 2, "rollout": RolloutConfig(prompts=8, generations=8, updates=2,
                                                            micro_batch=4)},
@@ -102,12 +102,6 @@ def test_one_update_per_rollout_warns(name, loss, caplog):
         assert not caplog.records
         check_updates(objective, updates=1)
     assert "equals grpo" in caplog.text
-
-
-def test_the_anchor_of_corewarding_votes_beside_the_whole_group():
-    objective = resolve("corewarding", 8)
-    assert (objective.momentum_generations, trained_generations(objective, 8)) == (8, 8)
-    assert objective.momentum_schedule == "cosine"
 
 
 @pytest.mark.parametrize(

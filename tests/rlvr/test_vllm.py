@@ -4,9 +4,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from mesotron.config import ObjectiveConfig, RolloutConfig, TrainConfig
-from mesotron.rlvr.models import choose_speed
-from mesotron.rlvr.objectives import sampler_arguments
+from mesotron.config import ObjectiveConfig
 from mesotron.watch.metrics import sources
 from support.rlvr_tiny import EOS, make_trainer, rows, same, weights
 
@@ -90,22 +88,3 @@ def test_padding_is_no_masked_token(tmp_path, monkeypatch):
     bound = {f"vllm_importance_sampling_{name}": value for name, value in options.items()}
     trainer, _ = train(tmp_path, {"objective": "grpo"}, max_steps=1, **bound)
     assert rows(trainer)[0]["sampling/masked"] == 1
-
-
-@pytest.mark.parametrize(
-    ("weights", "fuses", "installed", "chosen"),
-    [
-        (135e6, True, True, (True, "off")),
-        (1.7e9, True, True, (True, "off")),
-        (1.7e9, False, True, (False, "colocate")),
-        (2e9, True, True, (False, "colocate")),
-        (2e9, True, False, (False, "off")),
-    ],
-)
-def test_auto_chooses_the_sampler(weights, fuses, installed, chosen, monkeypatch):
-    monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: installed)
-    config = TrainConfig(rollout=RolloutConfig(vllm="auto"))
-    rollout = choose_speed(config, True, int(weights), fuses).rollout
-    assert (rollout.fast, rollout.vllm) == chosen
-    assert sampler_arguments(rollout, "grpo").get("use_vllm", False) == (chosen[1] == "colocate")
-    assert choose_speed(config, False, int(weights)).rollout.vllm == "off"

@@ -1,7 +1,6 @@
 """`fast=True` inside a trainer: what it turns on, and that training stays the same."""
 
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -87,45 +86,43 @@ def test_nearly_greedy_the_fast_samplers_train_like_generate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "record"),
+    ("settings", "record", "whole_groups"),
     [
-        ({"beta": 0.1, "mask_truncated_completions": True}, False),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4, "loss_type": "dapo",
-          "entropy_coef": 0.05}, True),
+        ({"beta": 0.1, "mask_truncated_completions": True}, False, True),
+        ({"gradient_accumulation_steps": 4, "loss_type": "dapo"}, True, True),
+        # The entropy bonus is a mean over a micro-batch, so its rows stay as TRL shuffled them.
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4, "entropy_coef": 0.05},
+         True, False),
     ],
 )  # fmt: skip
-def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
+def test_shared_prompts_make_the_same_steps_also_in_micro_batches(
+    tmp_path, settings, record, whole_groups
+):
     """On the CPU a recorded pass runs without graphs."""
-    plain = tiny.make_trainer(tmp_path, parts={"train_dataset": tiny.long_sums()}, **settings)
-    plain.train()
-    shared = tiny.make_trainer(
-        tmp_path, parts={"train_dataset": tiny.long_sums(), "fast": True}, **settings
-    )
-    shared.fast, shared.shared_prompts.record = FastPaths(share_prompts=True), record
-    shapes, forward = [], shared.model.model.forward
-    shared.model.model.forward = lambda *a, **k: (
-        shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
-    )
-    shared.train()
-    assert max(length for _, length in shapes) > 16  # a prompt and several completions
-    assert (shared.shared_prompts.recorder is not None) == record
-    tiny.assert_same_steps(plain, shared)
-
-
-def test_micro_batches_hold_whole_groups_and_make_the_same_steps(tmp_path):
-    settings = {"gradient_accumulation_steps": 4, "loss_type": "dapo"}
     parts = {"train_dataset": tiny.long_sums()}
     plain = tiny.make_trainer(tmp_path, parts=parts, **settings)
     plain.train()
     shared = tiny.make_trainer(tmp_path, parts={**parts, "fast": True}, **settings)
-    shared.fast = FastPaths(share_prompts=True)
+    shared.fast, shared.shared_prompts.record = FastPaths(share_prompts=True), record
+    lengths, forward = [], shared.model.model.forward
     prompts, compute = [], shared._compute_loss
-    shared._compute_loss = lambda model, batch: (
-        prompts.append(len(batch["prompt_ids"].unique(dim=0))) or compute(model, batch)
-    )
+
+    def watched_forward(*args, **named):
+        lengths.append(named["input_ids"].shape[1])
+        return forward(*args, **named)
+
+    def watched_loss(model, batch):
+        prompts.append(len(batch["prompt_ids"].unique(dim=0)))
+        return compute(model, batch)
+
+    shared.model.model.forward, shared._compute_loss = watched_forward, watched_loss
     shared.train()
-    assert max(prompts) == 2  # groups of 4 in 8 rows
-    tiny.assert_same_steps(plain, shared, logged=["loss"])
+    assert max(lengths) > 16  # a prompt and several completions
+    assert (max(prompts) == 2) == whole_groups  # groups of 4 in 8 rows
+    assert (shared.shared_prompts.recorder is not None) == record
+    regrouped = whole_groups and "gradient_accumulation_steps" in settings
+    # The logged entropy is a mean over micro-batches.
+    tiny.assert_same_steps(plain, shared, ["loss"] if regrouped else ["loss", "entropy"])
 
 
 def test_recorded_passes_train_adapters_alone(tmp_path):
@@ -161,18 +158,18 @@ def test_copies_of_a_lora_model_have_its_adapters(tmp_path):
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
     trainer = tiny.make_trainer(tmp_path, parts={"model": model, "peft_config": lora()})
-    greedy = Sampling(temperature=0.0)
-    plain = GraphSampler(trainer.model, [tiny.EOS], 0, greedy)
-    narrow = GraphSampler(trainer.model, [tiny.EOS], 0, greedy, dtype=torch.bfloat16)
-    fused = FusedSampler(trainer.model, [tiny.EOS], 0, greedy)
-    first = narrow.sample(PROMPTS, 4)
-    assert first == plain.sample(PROMPTS, 4) == fused.sample(PROMPTS, 4)
+    arguments = trainer.model, [tiny.EOS], 0, Sampling(temperature=0.0)
+    narrow = GraphSampler(*arguments, dtype=torch.bfloat16)
+    samplers = narrow, GraphSampler(*arguments), FusedSampler(*arguments)
+    assert {p.dtype for p in narrow.copy.parameters()} == {torch.bfloat16}
+    first = [sampler.sample(PROMPTS, 4) for sampler in samplers]
     with torch.no_grad():
         for name, p in trainer.model.named_parameters():
             if "lora_B" in name:
                 p.copy_(0.5 * torch.randn_like(p))
-    second = narrow.sample(PROMPTS, 4)
-    assert second == plain.sample(PROMPTS, 4) == fused.sample(PROMPTS, 4)
+    second = [sampler.sample(PROMPTS, 4) for sampler in samplers]
+    assert first == [first[0]] * 3
+    assert second == [second[0]] * 3
     assert second != first
 
 
@@ -201,12 +198,12 @@ def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypat
     first = ["_generate", "_tokenize_prompts", "_compute_loss"]
     later = ["_tokenize_prompts", "_generate", "_compute_loss"]
     assert calls[:9] == first + later + later
-    prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
-    ids = [row.tolist() for row in trainer._tokenize_prompts(prompts)[0]]
-    assert ids == trainer.processing_class(text=prompts)["input_ids"]
     calls.clear()
-    trainer._tokenize_prompts(prompts)
-    assert not calls
+    prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
+    for _ in range(2):
+        ids = [row.tolist() for row in trainer._tokenize_prompts(prompts)[0]]
+        assert ids == trainer.processing_class(text=prompts)["input_ids"]
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("peft_config", [None, lora()], ids=["whole", "lora"])
@@ -215,28 +212,18 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
     trainer = tiny.make_trainer(
         tmp_path, parts={"peft_config": peft_config}, max_steps=1, bf16=True, learning_rate=0.0
     )
-    ids = torch.tensor(PROMPTS[:1])
+    ids, seen = torch.tensor(PROMPTS[:1]), []
 
-    class Logits:
-        def __init__(self, model, *_, **__):
-            with torch.no_grad():
-                self.logits = model.eval()(ids).logits
+    def look(model, *_, **__):
+        seen.append(model.eval()(ids).logits)
+        return Mock(to_json=dict)
 
-        def to_json(self):
-            return {"logits": self.logits}
-
-    monkeypatch.setattr(session, "evaluate", Logits)
-    task: Any = SimpleNamespace(eval=(), examples=())
-    parts: Any = SimpleNamespace(
-        tokenizer=None, task=task, config=TrainConfig(), judge=None, toolbox=None
-    )
-
-    def evaluate(name):
-        return session.evaluate_part(parts, trainer.model, name)["logits"]
-
-    before = evaluate("before")
+    monkeypatch.setattr(session, "evaluate", look)
+    parts = Mock(config=TrainConfig())
+    session.evaluate_part(parts, trainer.model, "before")
     trainer.train()
     replaced = trainer.model(ids).logits
-    assert torch.equal(evaluate("after"), before)
-    assert not torch.equal(replaced, before)
+    session.evaluate_part(parts, trainer.model, "after")
+    assert torch.equal(*seen)
+    assert not torch.equal(replaced, seen[0])
     assert torch.equal(trainer.model(ids).logits, replaced)  # the trainer's forward is back
