@@ -48,25 +48,17 @@ def gift(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    "words",
     [
-        ("train --resume gift", 2),
-        ("train --resume gift --trust", 2),  # allowed, but not found: not in the working folder
-        ("train --resume gift --reward.parts sparse", 2),
-        ("sft --resume gift", 2),
-        ("eval gift", 2),
-        ("eval gift/checkpoints/checkpoint-1", 2),
-        ("vla train gift", 2),
-        ("vla eval gift", 2),
-        ("vla demos --render gift --out images", 2),
-        ("compare vla --set demos=gift", 2),
-        ("plan --resume gift", 2),
-        ("watch gift", 0),
-        ("report gift", 0),
+        "train --resume gift", "train --resume gift --reward.parts sparse", "sft --resume gift",
+        "train --resume gift --trust",  # allowed, but not found: not in the working folder
+        "eval gift", "eval gift/checkpoints/checkpoint-1", "plan --resume gift", "vla train gift",
+        "vla eval gift", "vla demos --render gift --out images", "compare vla --set demos=gift",
+        "watch gift", "report gift",
     ],
-)
-def test_nothing_of_a_stranger_runs(gift, capsys, words, code):
-    assert cli.main(words.split()) == code
+)  # fmt: skip
+def test_nothing_of_a_stranger_runs(gift, capsys, words):
+    assert cli.main(words.split()) == (0 if words in ("watch gift", "report gift") else 2)
     assert not Path("ran").exists()
     assert "gift.evil" not in sys.modules
     if words in ("train --resume gift", "vla train gift", "compare vla --set demos=gift"):

@@ -23,6 +23,8 @@ EVENT = Event(
     evidence=(Evidence(metric="reward", since="best", before=0.71, now=0.14),),
 )  # fmt: skip
 
+DEAD = "http://127.0.0.1:9"  # nothing listens there
+
 
 @pytest.fixture
 def server():
@@ -100,10 +102,7 @@ def test_alerts_are_few():
 
 def test_failures_are_logged_once_without_the_address(server, monkeypatch, caplog):
     monkeypatch.setenv("SECRET_URL", f"{server.url}/broken-secret")
-    # Nothing listens on the port of a closed server.
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
-        dead = f"http://127.0.0.1:{closed.server_port}/secret"
-    monkeypatch.setenv("DEAD_URL", dead)
+    monkeypatch.setenv("DEAD_URL", f"{DEAD}/secret")
     channels = ["slack:$SECRET_URL", "webhook:$DEAD_URL", "command:no-such-program secret", "wandb"]
     alerts = Alerts(channels, clock=iter(range(0, 9**9, 9**5)).__next__)
     with caplog.at_level(logging.WARNING):
@@ -163,14 +162,12 @@ def watched(channels) -> Watch:
 
 def test_a_watch_sends_its_events_and_does_not_need_to(server, monkeypatch):
     monkeypatch.setenv("HOOK", f"{server.url}/hook")
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
-        dead = f"webhook:http://localhost:{closed.server_port}"
     watch = watched(["webhook:$HOOK"])
     payloads = [json.loads(body) for _, _, body in server.posts]
     sent = {(each["detector"], each["severity"]) for each in payloads}
     assert (watch.stopped_by.detector, "stop") in sent
     assert payloads[0]["run"] == "demo"
-    assert watched([dead]).events == watch.events == watched([]).events
+    assert watched([f"webhook:{DEAD}"]).events == watch.events == watched([]).events
 
 
 def test_configs_hold_no_address():
