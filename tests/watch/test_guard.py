@@ -228,7 +228,9 @@ def test_the_command_reads_the_guards_actions(tmp_path, capsys, kind):
      {"changes": [{"field": "lr"}]}],
 )  # fmt: skip
 def test_an_impossible_action_is_one_sentence(tmp_path, capsys, changed):
-    run = run_folder(tmp_path / "run", FAILURES["reward_collapse"](0)[:9])
+    run = run_folder(tmp_path / "run", FAILURES["reward_collapse"](0))
+    run.append("events", ROLLBACK.record())
+    assert cli.main(["watch", str(run.path)]) == 0
     run.append("events", ROLLBACK.record() | changed)
     assert cli.main(["watch", str(run.path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
