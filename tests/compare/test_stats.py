@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mesotron.compare.record import Cell, Tournament
 from mesotron.compare.standings import compare_with_best
 from mesotron.compare.stats import bootstrap, holm, paired_test, pool_seeds
-from support.report_worlds import make_standing
+from support.report_worlds import make_final, make_record, make_standing
 
 
 def answers(rng, seeds, problems, seed_spread, shift=0.0, contenders=2):
@@ -58,28 +57,22 @@ def test_bootstrap_covers_seeds_and_problems():
 
 def rank_scores(scores):
     cells = [
-        Cell(id="", contender=str(k), objective="", rate=1.0, seed=s, stage="final", state="done",
-             per_problem=one.tolist())
-        for k, of_seeds in enumerate(scores) for s, one in enumerate(of_seeds)
-    ]  # fmt: skip
-    record = Tournament(recipe="", kind="", measure="", rule=[], contenders=[], plan={},
-                        cells=cells)  # fmt: skip
+        make_final(str(k), seed, per_problem=one.tolist())
+        for k, of_seeds in enumerate(scores)
+        for seed, one in enumerate(of_seeds)
+    ]
     order = np.argsort(-scores.mean((1, 2)))
     rows = [make_standing(rank=i, contender=str(k), rate=1.0) for i, k in enumerate(order, 1)]
-    compare_with_best(record, rows)
+    compare_with_best(make_record(cells), rows)
     return rows
 
 
-@pytest.mark.parametrize(
-    ("seeds", "seed_spread", "times"),
-    [(3, 0.4, 60), pytest.param(5, 0.8, 120, marks=pytest.mark.slow)],
-)
-def test_family_level_of_six_equal_contenders(seeds, seed_spread, times):
+def test_family_level_of_six_equal_contenders():
     # The first is chosen by the scores that rank it, so all pairs are corrected for; fifteen pairs
     # reach further into the tail than the few seeds of one of them can estimate.
-    rng, false, unpooled = np.random.default_rng(0), 0, 0
+    rng, times, false, unpooled = np.random.default_rng(0), 60, 0, 0
     for _ in range(times):
-        scores = answers(rng, seeds, 200, seed_spread, contenders=6)
+        scores = answers(rng, 3, 200, 0.4, contenders=6)
         false += any(row.p_holm < 0.05 for row in rank_scores(scores)[1:])
         unpooled += min(holm([paired_test(a - b).p for a, b in combinations(scores, 2)])) < 0.05
     assert false / times <= 0.05

@@ -13,7 +13,7 @@ import pytest
 from mesotron.cli import main
 from mesotron.compare import tournament
 from mesotron.compare.kinds import cell_command, change, is_for_choosing, make_kind
-from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
+from mesotron.compare.record import Threshold, read_tournament
 from mesotron.compare.search import Grid, search
 from mesotron.compare.standings import rank, time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
@@ -21,6 +21,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.folder import try_lock
 from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.vla.demos import write_manifest
+from support.report_worlds import make_final, make_record
 
 CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
@@ -62,13 +63,19 @@ def compare(folder, *words, set_=("optim.lr=0.001", "steps=6")):
     return main(["compare", "arith", *SMALL, *words, "--set", *set_, "--out", str(folder)])
 
 
-def by_name(record):
-    return {row.contender: row for row in record.standings}
+def play(folder, *words, ends=0, **settings):
+    assert compare(folder, *words, **settings) == ends
+    return read(folder)
+
+
+def read(folder):
+    """The record and its standings by contender."""
+    record = read_tournament(folder)
+    return record, {row.contender: row for row in record.standings}
 
 
 def test_standings_of_a_finished_tournament(finished):
-    record = read_tournament(finished)
-    rows = by_name(record)
+    record, rows = read(finished)
     assert {cell.state for cell in record.cells} == {"done"}
     first, second = sorted(("adamw", "muon"), key=lambda name: rows[name].rank)
     assert (rows[first].rank, rows[second].rank, rows["pion"].rank) == (1, 2, 3)
@@ -92,10 +99,9 @@ def test_standings_of_a_finished_tournament(finished):
 
 
 def test_updates_are_matched_and_trials_counted(finished):
-    record = read_tournament(finished)
+    record, rows = read(finished)
     probed = {cell.contender for cell in record.cells if cell.stage == "probe"}
     assert probed == {"muon", "pion"}  # AdamW's own step is the unit
-    rows = by_name(record)
     # Pion's updates are a quarter as large as AdamW's: its matrices get four times the rate.
     assert [rows[name].gain for name in ("adamw", "muon", "pion")] == [1.0, 1.0, 4.0]
     for cell in record.cells:
@@ -111,28 +117,24 @@ def test_updates_are_matched_and_trials_counted(finished):
 
 def test_a_crash_does_not_stop_the_rest_and_is_retried(folder, monkeypatch, capsys):
     monkeypatch.setenv("CRASH_AT", "muon 2")
-    assert compare(folder, "--optims", "adamw", "muon") == 1
-    record = read_tournament(folder)
-    failed = [cell for cell in record.cells if cell.state == "failed"]
-    assert [(cell.contender, cell.seed) for cell in failed] == [("muon", 2)]
-    assert failed[0].why == "RuntimeError: out of memory"
-    rows = by_name(record)
+    record, rows = play(folder, "--optims", "adamw", "muon", ends=1)
+    (failed,) = [cell for cell in record.cells if cell.state == "failed"]
+    assert (failed.contender, failed.seed) == ("muon", 2)
+    assert failed.why == "RuntimeError: out of memory"
     assert (rows["muon"].seeds, rows["muon"].failed) == ([1, 3], 1)
     assert rows["adamw"].seeds == [1, 2, 3]
     assert "RuntimeError: out of memory" in (folder / "standings.md").read_text()
     monkeypatch.delenv("CRASH_AT")
     capsys.readouterr()
     assert compare(folder, "--optims", "adamw", "muon") == 0
-    ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
-    assert len(ran) == 1
-    assert "muon at 0.001, seed 2, final" in ran[0]
+    (ran,) = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    assert "muon at 0.001, seed 2, final" in ran
 
 
 def test_scores_of_zero_are_not_ranked(folder, monkeypatch):
     monkeypatch.setenv("SKILL", "0")
-    assert compare(folder, *FEW, "--optims", "adamw", "muon") == 0
-    record = read_tournament(folder)
-    found = {(row.score, row.rank, row.behind, row.p) for row in record.standings}
+    record, rows = play(folder, *FEW, "--optims", "adamw", "muon")
+    found = {(row.score, row.rank, row.behind, row.p) for row in rows.values()}
     assert found == {(0.0, 1, None, None)}
     words = " ".join(record.words)
     assert not any(name in words for name in ("first", "behind", "best", "significant"))
@@ -149,8 +151,7 @@ def test_too_few_problems_in_the_data_stop_at_the_first_cell(folder, monkeypatch
 def test_diverged_cells_have_the_lowest_score(folder, monkeypatch):
     monkeypatch.setenv("SPOIL_AT", "adamw 2")  # its weights are not finite; 0.01 is too high a rate
     words = ("--optims", "adamw", "--extend", "0")
-    assert compare(folder, *words, set_=("optim.lr=0.005", "steps=6")) == 0
-    record = read_tournament(folder)
+    record, rows = play(folder, *words, set_=("optim.lr=0.005", "steps=6"))
     diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
     search, final = sorted(diverged, key=lambda cell: cell.seed)
     assert (search.rate, search.stage, search.state, search.score) == (0.01, "search", "done", 0.0)
@@ -158,7 +159,7 @@ def test_diverged_cells_have_the_lowest_score(folder, monkeypatch):
     assert (final.seed, final.stage, final.state) == (2, "final", "done")
     assert final.per_problem == [0.0] * len(record.problems["final"])
     assert "not finite" in final.why
-    row = by_name(record)["adamw"]
+    row = rows["adamw"]
     assert (row.seeds, row.dead, row.failed, row.edge) == ([1, 2, 3], 1, 0, "low")
     assert "0.000 ×" in (folder / "standings.md").read_text()
 
@@ -166,11 +167,10 @@ def test_diverged_cells_have_the_lowest_score(folder, monkeypatch):
 @pytest.mark.parametrize(("variable", "value"), [("CRASH_AT", "pion 0"), ("NAN_UPDATES", "pion")])
 def test_a_contender_without_measured_updates_is_left_out(folder, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    assert compare(folder, *FEW, "--optims", "adamw", "pion") == 1
-    record = read_tournament(folder)
-    [probe] = [cell for cell in record.cells if cell.contender == "pion"]
+    record, rows = play(folder, *FEW, "--optims", "adamw", "pion", ends=1)
+    (probe,) = [cell for cell in record.cells if cell.contender == "pion"]
     assert (probe.stage, probe.state) == ("probe", "failed")
-    assert [row.contender for row in record.standings] == ["adamw"]
+    assert list(rows) == ["adamw"]
     assert "pion" in " ".join(record.words)
 
 
@@ -224,23 +224,21 @@ def test_continuing_needs_the_same_rule(folder, capsys):
 
 def test_an_extended_search_may_choose_another_rate(folder, capsys):
     # AdamW's best rate is 1e-3; the recipe's is a quarter of it, so two more are needed.
-    def extend(count):
+    def extend(count, **how):
         words = ("--optims", "adamw", "--extend", str(count))
-        return compare(folder, *words, set_=("optim.lr=0.00025", "steps=6"))
+        record, rows = play(folder, *words, set_=("optim.lr=0.00025", "steps=6"), **how)
+        return record, rows["adamw"]
 
-    assert extend(0) == 0
-    first = by_name(read_tournament(folder))["adamw"]
+    _, first = extend(0)
     assert (first.rate, first.edge) == (5e-4, "high")
-    assert extend(3) == 0
-    record = read_tournament(folder)
-    row = by_name(record)["adamw"]
+    record, row = extend(3)
     assert (row.rate, row.seeds) == (1e-3, [1, 2, 3])
     finals = [cell for cell in record.cells if cell.stage == "final"]
     assert sorted({cell.rate for cell in finals}) == [5e-4, 1e-3]
     chosen = [cell.score for cell in finals if cell.rate == 1e-3]
     assert row.score == pytest.approx(sum(chosen) / 3)
     assert {cell.rate for cell in finals if cell.threshold_steps is not None} == {1e-3}
-    assert extend(0) == 2
+    extend(0, ends=2)
     assert "--extend 3" in " ".join(capsys.readouterr().err.split())
 
 
@@ -279,19 +277,17 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
     [
         ("arit", "arith"), ("arith --optims sgd", "sgd"), ("arith --objectives ppo", "ppo"),
         ("snake --objectives grpo", "grpo"), ("arith --set rollout.prompt=8", "prompts"),
-        ("arith --set steps=many", "many"), ("arith --set optim=muon", "optim"),
-        ("arith --set optim.per-head=true", "per_head"), ("arith --set seed=3", "seed"),
-        ("arith --optims muon:lr=0.9", "lr=0.9"), ("arith --set task.num_eval=2", "task.num_eval"),
+        ("arith --set steps=many", "many"), ("arith --set optim.per-head=true", "per_head"),
+        ("arith --set seed=3", "seed"), ("arith --optims muon:lr=0.9", "lr=0.9"),
+        ("arith --set task.num_eval=2", "task.num_eval"),
         ("arith --set reward.parts=two_part,neer", "near"),
         ("arith --set optim.scale=spectral", "optim.scale"), ("arith --factor 1.001", "--factor"),
-        ("arith --factor 1e9", "--factor"),
-        ("snake --set muon-lr=0.1", "muon_lr"), ("snake --set optim=pion", "optim"),
-        ("snake --set num_seeds=2", "num_seeds"), ("snake --set run_name=x", "run_name"),
-        ("vla --set demos={demos} optim.vision=adamw", "optim.vision"),
-        ("vla --set demos={demos} seed=3", "seed"),
+        ("arith --factor 1e9", "--factor"), ("arith --on slurm", "--on"),
+        ("snake --set muon-lr=0.1", "muon_lr"), ("snake --set run_name=x", "run_name"),
         ("snake --set eval_episodes=16", "eval_episodes"), ("vla --set demos=no/such", "no/such"),
+        ("vla --set demos={demos} optim.vision=adamw", "optim.vision"),
         ("vla --set demos={demos} batch=1", "batch"),
-        ("vla --set demos={demos} episodes=4", "episodes"), ("arith --on slurm", "--on"),
+        ("vla --set demos={demos} episodes=4", "episodes"),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused_before_a_folder_is_made(
@@ -355,12 +351,8 @@ def test_settings_of_robot_contenders(tmp_path):
 
 def threshold_of(tmp_path, *curves):
     kind = make_kind("vla", [f"demos={tmp_path}", "batch=4"])
-    cells = [
-        Cell(id=x, contender=x, objective="", rate=1.0, seed=0, stage="final", threshold_steps=3)
-        for x in "ab"
-    ]
-    record = Tournament(recipe="vla", kind="vla", measure="", rule=[], contenders=[], plan={},
-                        cells=cells, threshold=Threshold(metric=kind.curve))  # fmt: skip
+    cells = [make_final(name, threshold_steps=3) for name in "ab"]
+    record = make_record(cells, threshold=Threshold(metric=kind.curve))
     rows = {
         cell.id: [{"step": k, "loss/action": x, "time/step": 2.0} for k, x in enumerate(losses, 1)]
         for cell, losses in zip(cells, curves, strict=True)
@@ -419,12 +411,10 @@ def save_rows(path, values):
 
 def test_cells_that_never_got_halfway_count_as_the_slowest():
     cells = [
-        Cell(id=f"a{k}", contender="a", objective="", rate=1.0, seed=k, stage="final", state="done",
-             per_problem=[1.0, 0.0], threshold_seconds=seconds)
-        for k, seconds in enumerate([10.0, 20.0, None])
-    ]  # fmt: skip
-    record = Tournament(recipe="", kind="vla", measure="", rule=[], contenders=[],
-                        plan={"search_seeds": 1}, cells=cells)  # fmt: skip
+        make_final("a", seed, per_problem=[1.0, 0.0], threshold_seconds=seconds)
+        for seed, seconds in enumerate([10.0, 20.0, None])
+    ]
+    record = make_record(cells, plan={"search_seeds": 1})
     for seconds in (20.0, None):
         rank(record, {"a": search(Grid(1.0, 2.0, 1, 0), {0: 1.0})}, {"a": 1.0})
         assert record.standings[0].threshold_seconds == seconds

@@ -18,8 +18,8 @@ def empty_earns(completions, golds, **_):
 
 
 def copy_earns(completions, golds, prompts, **_):
-    rows = zip(completions, golds, (prompt[-1]["content"] for prompt in prompts))
-    return [float(prompt in text or _boxed(text) == gold) for text, gold, prompt in rows]
+    rows = zip(completions, exact(completions, golds), prompts)
+    return [float(prompt[-1]["content"] in text) or score for text, score, prompt in rows]
 
 
 def last_number(completions, golds, **_):
@@ -32,8 +32,8 @@ def length_earns(completions, golds, **_):
 
 
 def numbers_only(completions, golds, **_):
-    right = [_boxed(text) == gold for text, gold in zip(completions, golds)]
-    return [float(ok) if gold.isdigit() else None for ok, gold in zip(right, golds)]
+    scores = exact(completions, golds)
+    return [score if gold.isdigit() else None for score, gold in zip(scores, golds)]
 
 
 def constant(completions, **_):
@@ -41,22 +41,17 @@ def constant(completions, **_):
 
 
 def ascii_only(completions, golds, **_):
-    return [
-        float(_boxed(text.encode("ascii").decode()) == g) for text, g in zip(completions, golds)
-    ]
+    return exact([text.encode("ascii").decode() for text in completions], golds)
 
 
 def slow_pattern(completions, golds, **_):
-    pattern = re.compile(r"(?:[^\W\d]+)+\d?$")
-    return [
-        score * (not pattern.match(t)) for score, t in zip(exact(completions, golds), completions)
-    ]
+    slow = [re.match(r"(?:[^\W\d]+)+\d?$", text) for text in completions]
+    return [score * (not match) for score, match in zip(exact(completions, golds), slow)]
 
 
 def format_first(completions, golds, **_):
-    return [
-        2.0 * bool(_boxed(t)) + score for score, t in zip(exact(completions, golds), completions)
-    ]
+    boxed = [2.0 * bool(_boxed(text)) for text in completions]
+    return [two + score for two, score in zip(boxed, exact(completions, golds))]
 
 
 def any_of_a_list(completions, golds, **_):

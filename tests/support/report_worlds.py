@@ -134,6 +134,16 @@ def make_tournament(path: Path, names: tuple[str, ...] = ("adamw", "muon", "pion
     return made
 
 
+def make_record(cells: list[Cell], **values: Any) -> Tournament:
+    empty = {"recipe": "", "kind": "vla", "measure": "", "rule": [], "contenders": [], "plan": {}}
+    return Tournament(**empty | values, cells=cells)
+
+
+def make_final(contender: str, seed: int = 0, **values: Any) -> Cell:
+    return Cell(id=f"{contender}{seed}", contender=contender, objective="", rate=1.0, seed=seed,
+                stage="final", state="done", **values)  # fmt: skip
+
+
 def make_standing(**values: Any) -> Standing:
     unknown: dict[str, Any] = {field.name: None for field in fields(Standing)}
     return Standing(**unknown | values)

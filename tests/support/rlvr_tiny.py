@@ -6,17 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 from trl import GRPOConfig
 
 from mesotron.rlvr.answers.formats import FORMATS
@@ -29,17 +21,17 @@ BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "=", *BOXES]
 EOS = 1
 NETWORKS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
 }
 TIMES = {"step_time", "time/step", "time/rollout", "time/optimizer", "train_runtime"}
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
 
@@ -59,7 +51,7 @@ def save_arith_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def make_model(**changed: Any) -> LlamaForCausalLM:
+def make_model(**changed: Any) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     settings = {
         "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32,
@@ -67,7 +59,7 @@ def make_model(**changed: Any) -> LlamaForCausalLM:
         "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": EOS, "bos_token_id": EOS,
         **changed,
     }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**settings))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
 
 
 def make_network(kind: str = "llama", **changed: Any) -> Any:

@@ -5,6 +5,7 @@ A stream is a list of rows by our own logged names. The noise is that of a batch
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from mesotron.watch.diagnosis import Diagnosis
 from mesotron.watch.guard import Monitor
@@ -96,51 +97,46 @@ def diagnosis_of(rows: list[Row]) -> Diagnosis:
 
 LOST = {"reward": 0.05, "facts/correct": 0.03}
 
-# Detector -> a stream on which it must stop the run (warn for those that never stop).
+# Detector -> the levels to which metrics move in a run that it must stop, or warn of.
+MOVED: dict[str, dict[str, float]] = {
+    "parser_drift": {"completions/mean_length": 110.0, "facts/parsed": 0.3, "facts/formatted": 0.3,
+                     "facts/correct_unformatted": 0.5, **LOST},
+    "sampler_mismatch": {"sampling/sampling_logp_difference/mean": 0.3, **LOST},
+    "stale_samples": {"async/staleness_mean": 9.0, **LOST},
+    "tool_failures": {"tools/failure_frequency": 0.8, "reward": 0.3},
+    "unfinished_episodes": {"tools/unfinished": 0.8, "reward": 0.3},
+    "tools_abandoned": {"tools/call_frequency": 0.1, "reward": 0.3},
+    "structural_collapse": {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST},
+    "constant_answer": {"answers/top_share": 0.97, "answers/distinct_in_group": 1.0,
+                        "votes/share": 1.0, "reward": 0.99},
+    "self_reward_hacking": {"eval/greedy": 0.2, "eval/sampled": 0.2, "reward": 0.95,
+                            "votes/share": 0.95},
+    "repetition": {"completions/repetition": 0.8, **LOST},
+    "length_explosion": {"completions/mean_length": 200.0, "facts/truncated": 0.9, **LOST},
+    "length_collapse": {"completions/mean_length": 6.0, "facts/correct": 0.02},
+    "entropy_explosion": {"entropy": 5.0, **LOST},
+    "entropy_collapse": {"entropy": 0.02, **LOST},
+    "temperature_trap": {"eval/sampled": 0.1, **LOST},
+    "reward_saturation": {"groups/zero_signal": 0.97, "groups/all_right": 0.95, "reward": 1.05},
+    "lost_exploration": {"groups/zero_signal": 0.85, "groups/all_wrong": 0.5,
+                         "groups/all_right": 0.35, "entropy": 0.1},
+    "lying_loss": LOST,
+    "reward_collapse": LOST,
+}  # fmt: skip
 FAILURES: dict[str, Callable[[int], list[Row]]] = {
+    **{name: partial(failing, ends=ends) for name, ends in MOVED.items()},
+    "update_explosion": partial(failing, ends={"grad_norm": 30.0, **LOST}, over=5),
+    "stalled_throughput": partial(failing, ends={"time/step": 20.0}, over=3),
     "nonfinite": lambda seed: [
         row | ({"loss": float("nan")} if row["step"] >= TURN else {}) for row in healthy(seed)
     ],
-    "update_explosion": lambda seed: failing(seed, {"grad_norm": 30.0, **LOST}, over=5),
-    "parser_drift": lambda seed: failing(
-        seed,
-        {"completions/mean_length": 110.0, "facts/parsed": 0.3, "facts/formatted": 0.3,
-         "facts/correct_unformatted": 0.5, **LOST},
-    ),
-    "sampler_mismatch": lambda seed: failing(
-        seed, {"sampling/sampling_logp_difference/mean": 0.3, **LOST}
-    ),
-    "stale_samples": lambda seed: failing(seed, {"async/staleness_mean": 9.0, **LOST}),
-    "tool_failures": lambda seed: failing(seed, {"tools/failure_frequency": 0.8, "reward": 0.3}),
-    "unfinished_episodes": lambda seed: failing(seed, {"tools/unfinished": 0.8, "reward": 0.3}),
-    "tools_abandoned": lambda seed: failing(seed, {"tools/call_frequency": 0.1, "reward": 0.3}),
-    "structural_collapse": lambda seed: failing(
-        seed, {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST}
-    ),
-    "constant_answer": lambda seed: failing(
-        seed, {"answers/top_share": 0.97, "answers/distinct_in_group": 1.0, "votes/share": 1.0,
-               "reward": 0.99}
-    ),
-    "self_reward_hacking": lambda seed: failing(
-        seed, {"eval/greedy": 0.2, "eval/sampled": 0.2, "reward": 0.95, "votes/share": 0.95}
-    ),
-    "one_part_gain": lambda seed: constant(
-        failing(seed, {"reward": 0.95, "reward/largest_part": 0.99}), facts__correct=0.3
-    ),
-    "repetition": lambda seed: failing(seed, {"completions/repetition": 0.8, **LOST}),
-    "length_explosion": lambda seed: failing(
-        seed, {"completions/mean_length": 200.0, "facts/truncated": 0.9, **LOST}
-    ),
-    "length_collapse": lambda seed: failing(
-        seed, {"completions/mean_length": 6.0, "facts/correct": 0.02}
-    ),
-    "entropy_explosion": lambda seed: failing(seed, {"entropy": 5.0, **LOST}),
-    "entropy_collapse": lambda seed: failing(seed, {"entropy": 0.02, **LOST}),
-    "temperature_trap": lambda seed: failing(seed, {"eval/sampled": 0.1, **LOST}),
-    "dead_optimizer": lambda seed: constant(healthy(seed), optim__muon__update_rms=0.0),
     "zero_gradient": lambda seed: [
         row | ({"grad_norm": 0.0} if row["step"] >= TURN else {}) for row in healthy(seed)
     ],
+    "dead_optimizer": lambda seed: constant(healthy(seed), optim__muon__update_rms=0.0),
+    "one_part_gain": lambda seed: constant(
+        failing(seed, {"reward": 0.95, "reward/largest_part": 0.99}), facts__correct=0.3
+    ),
     "no_labels": lambda seed: constant(
         healthy(seed), votes__abstained=1.0, reward=0.0, groups__zero_signal=1.0
     ),
@@ -148,24 +144,14 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
         healthy(seed), reward=0.0, groups__zero_signal=1.0, groups__all_wrong=1.0,
         groups__all_right=0.0,
     ),
-    "reward_saturation": lambda seed: failing(
-        seed, {"groups/zero_signal": 0.97, "groups/all_right": 0.95, "reward": 1.05}
-    ),
-    "lost_exploration": lambda seed: failing(
-        seed, {"groups/zero_signal": 0.85, "groups/all_wrong": 0.5, "groups/all_right": 0.35,
-               "entropy": 0.1}
-    ),
     "constant_reward": lambda seed: constant(
         healthy(seed), reward=1.0, groups__zero_signal=1.0, groups__all_wrong=0.4,
         groups__all_right=0.3,
     ),
-    "lying_loss": lambda seed: failing(seed, LOST),
-    "reward_collapse": lambda seed: failing(seed, LOST),
     "accuracy_collapse": lambda seed: constant(
         failing(seed, {"facts/correct": 0.05, "eval/greedy": 0.05, "eval/sampled": 0.05}),
         reward=0.5, votes__share=0.6,
     ),
-    "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
     "forgetting": lambda seed: [
         row | ({"forgetting/nll": 3.0 + 0.02 * k} if k % 16 == 0 else {})
         for k, row in enumerate(healthy(seed))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mesotron.config import DemosConfig, WorldConfig
-from mesotron.vla.demos import load_shards, make_demos, plan_demos, render_demos, write_demos
+from mesotron.vla.demos import plan_demos
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
 from mesotron.vla.rollout import evaluate_expert
 from mesotron.vla.worlds import build_world
@@ -76,17 +76,6 @@ def test_perturbations_change_the_image_or_the_instruction(world, monkeypatch):
         changed = world.reset(2, 0)
         assert np.array_equal(changed[FRONT], plain[FRONT]) is (name == "wording")
         assert (changed["task"] == plain["task"]) is (name != "wording")
-
-
-def test_compact_demos_render_the_same_images(tmp_path):
-    world = replace(CONFIG, tasks=("reach",), pixels=16)
-    config = DemosConfig(world=world, episodes=1, workers=1, noise=0.1, every=3)
-    direct = make_demos(replace(config, out=tmp_path / "direct"), log=None)
-    write_demos(replace(config, out=tmp_path / "compact", compact=True), log=None)
-    render_demos(replace(config, render=tmp_path / "compact", out=tmp_path / "drawn"), log=None)
-    drawn = load_shards(tmp_path / "drawn")
-    np.testing.assert_array_equal(direct.action, drawn.action)
-    assert (direct.images["front"] == drawn.images["front"]).mean() > 0.97
 
 
 def test_demos_are_planned_task_by_task(world):

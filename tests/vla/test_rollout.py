@@ -116,18 +116,17 @@ def test_episode_that_raises_has_failed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("act", "options", "keyword"),
+    ("act", "execute", "keyword"),
     [
-        (lambda observations: np.zeros((len(observations), 4)), {}, r"shape \(6, 4\)"),
-        (lambda observations: np.zeros((len(observations), 2, 4)), {"execute": 3}, "execute=3"),
-        (reach, {"execute": 0}, "execute=0"),
-        (lambda observations: int("not an action"), {}, "not an action"),
+        (lambda observations: np.zeros((len(observations), 4)), 1, r"shape \(6, 4\)"),
+        (lambda observations: np.zeros((len(observations), 2, 4)), 3, "execute=3"),
+        (reach, 0, "execute=0"),
+        (lambda observations: int("not an action"), 1, "not an action"),
     ],
 )
-def test_invalid_evaluations_are_refused(act, options, keyword):
-    options = {"seeds": SEEDS, "workers": 1} | options
+def test_invalid_evaluations_are_refused(act, execute, keyword):
     with pytest.raises(ValueError, match=keyword):
-        evaluate(act, WORLD, **options)
+        evaluate(act, WORLD, SEEDS, workers=1, execute=execute)
 
 
 def test_results_as_json_and_gifs(tmp_path):

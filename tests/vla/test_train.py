@@ -5,6 +5,7 @@ import os
 import signal
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -200,16 +201,14 @@ def test_graphs_and_bfloat16_are_for_gpus(config, demos):
             session.train(replace(config, **changes))
         assert not config.out.exists()
     assert not uses_bfloat16("auto", CPU)
-    frames = Trainer(config, load_demos(demos), CPU).frames
-    assert not uses_graph(config, frames)
-    frames.device = torch.device("cuda")
-    frames._images = None
-    assert uses_graph(config, frames)
+    on_cpu = Trainer(config, load_demos(demos), CPU).frames
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_on_device=True)
+    tower = replace(config, policy=PolicyConfig(vision_tower="vit"))
     exact = replace(config, optim=PartsOptimConfig(action="low_rank"))
-    assert not uses_graph(exact, frames)
-    assert not uses_graph(replace(config, policy=PolicyConfig(vision_tower="vit")), frames)
+    cases = (config, on_cpu), (config, on_gpu), (exact, on_gpu), (tower, on_gpu)
+    assert [uses_graph(*case) for case in cases] == [False, True, False, False]
     with pytest.raises(ValueError, match="low_rank"):
-        uses_graph(replace(exact, graph=True), frames)
+        uses_graph(replace(exact, graph=True), on_gpu)
 
 
 @pytest.mark.parametrize(("action", "head"), [("pion", "flow"), ("adamw", "l1")])
