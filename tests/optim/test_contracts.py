@@ -335,27 +335,6 @@ def test_a_group_may_be_added_later(name):
 
 
 @every
-def test_grad_scaler_scales_and_skips(name):
-    model, optimizer = build(name)
-    plain, reference = build(name)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for seed in range(2):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, seed)).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    train(plain, reference, range(2))
-    assert_close(weights(model), weights(plain), atol=1e-5)
-    before = weights(model)
-    set_gradients(model, float("inf"))
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 512.0
-    assert_equal(weights(model), before)
-
-
-@every
 def test_mixed_dtypes_and_empty_tensors_in_one_group(name):
     torch.manual_seed(0)
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -36,32 +36,32 @@ def four():
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "options"),
+    ("ranks", "name", "layout", "options"),
     [
-        ("muon", "rows", {"lr": torch.tensor(0.02), "scale": "spectral"}),
-        ("muon", "columns", {"filter": "polar_express", "nesterov": False, "weight_decay": 0.0}),
-        ("muon", "copies", {"batched": False}),
-        ("pion", "rows", {"promote": 2}),
-        ("pion", "hsdp", {"cutoff": "noise"}),
-        ("muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
-        ("muon", "two_dims", {}),
-        ("muon", "twice", {"filter": "low_rank", "rank": 1}),
+        ("two", "muon", "rows", {}),
+        ("two", "muon", "columns", {}),
+        ("four", "muon", "rows", {"lr": torch.tensor(0.02), "scale": "spectral"}),
+        ("four", "muon", "columns", {"filter": "polar_express", "nesterov": False}),
+        ("four", "muon", "copies", {"batched": False, "weight_decay": 0.0}),
+        ("four", "pion", "rows", {"promote": 2}),
+        ("four", "pion", "hsdp", {"cutoff": "noise"}),
+        ("four", "muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
+        ("four", "muon", "two_dims", {}),
+        ("four", "muon", "twice", {"filter": "low_rank", "rank": 1}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_four_ranks_train_as_one(four, name, layout, options):
-    four("trains_alike", name, layout, options)
+def test_ranks_train_as_one_process(ranks, name, layout, options, request):
+    request.getfixturevalue(ranks)("trains_alike", name, layout, options)
 
 
-def test_two_ranks_or_two_teams_of_two_train_as_one(two, four):
-    two("trains_alike", "muon", "rows", {})
-    two("trains_alike", "muon", "columns", {})
+def test_two_teams_of_two_train_as_one(four):
     four("trains_alike", "muon", "hsdp", {}, True)
 
 
-def test_lora_products_move_as_whole_ones(two):
-    two("steps_a_lora_product", "rows")
-    two("steps_a_lora_product", "columns")
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_lora_products_move_as_whole_ones(two, layout):
+    two("steps_a_lora_product", layout)
 
 
 def test_a_nan_on_one_rank_skips_the_matrix_on_all(four):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from optim.test_contracts import set_gradients
 from torch import nn
 
 from mesotron.optim import adamw, muon, pion
@@ -9,9 +10,7 @@ from mesotron.optim.spectra import MAX_VALUES, choose_blocks, measure_spectrum
 
 
 def step(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int = 0) -> None:
-    torch.manual_seed(seed)
-    for p in model.parameters():
-        p.grad = torch.randn_like(p)
+    set_gradients(model, seed=seed)
     optimizer.step()
 
 

@@ -56,21 +56,20 @@ def test_the_tables_fit_with_whole_numbers(monkeypatch, capsys, columns, most):
     assert all(text in shown for text in (*names, ".8165", ".845", "1024 × 4096"))
 
 
-@pytest.mark.parametrize(("suffix", "axis"), [(".svg", "log"), (".pdf", "linear")])
-def test_the_same_curves_give_the_same_file(tmp_path, suffix, axis):
-    pictures = [tmp_path / f"{name}{suffix}" for name in "ab"]
+def test_the_same_curves_give_the_same_file(tmp_path):
+    pictures = [tmp_path / "a.svg", tmp_path / "b.svg"]
     curves = spectrum.make_curves(SpectrumConfig(filters=("muon", "pion"), cutoff=("noise",)))
     for picture in pictures:
-        spectrum.draw(curves, picture, axis)
+        spectrum.draw(curves, picture, "log")
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
-    if suffix == ".svg":
-        assert all(curve.label in pictures[0].read_text() for curve in curves)
+    assert all(curve.label in pictures[0].read_text() for curve in curves)
 
 
 def test_files_are_written_and_a_filter_without_a_curve_refused(tmp_path):
     with pytest.raises(ValueError, match="low_rank"):
         spectrum.run(SpectrumConfig(filters=("low_rank",)))
     picture, numbers = tmp_path / "a.png", tmp_path / "a.json"
-    assert spectrum.run(SpectrumConfig(filters=("muon",), plot=picture, out=numbers)) == 0
+    config = SpectrumConfig(filters=("muon",), plot=picture, axis="linear", out=numbers)
+    assert spectrum.run(config) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(numbers.read_text())["filters"][0]["label"] == "muon"
