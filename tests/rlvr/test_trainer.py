@@ -12,7 +12,7 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, TrainerCallback
 
 import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig
@@ -381,6 +381,16 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
     for (batch, _), digits in zip(steps, sampled, strict=True):
         assert sorted(first_digits(trainer, batch)[::4], reverse=True) == digits[:6]
         assert len(digits) == 24
+
+
+def test_a_router_loss_needs_no_signal(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    experts = {"num_local_experts": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = MixtralConfig(vocab_size=len(tiny.WORDS), **sizes, **experts)
+    model = MixtralForCausalLM(config)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    parts = {"model": model, "optim": "muon", "reward_funcs": constant}
+    assert not tiny.same(tiny.weights(tiny.train(tmp_path, parts=parts, max_steps=1)), start)
 
 
 def test_a_step_without_tokens_logs_no_entropy(tmp_path):

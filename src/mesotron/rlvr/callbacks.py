@@ -99,7 +99,8 @@ class StepEnd(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        others = trainer.beta or trainer._entropy_bonus_enabled  # terms that need no signal
+        # Terms of the loss that need no signal.
+        others = trainer.beta or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled
         ours = not others and unwrap_optimizer(trainer.optimizer) is not None
         if trainer.silent and (ours or trainer.objective.dynamic_sampling != "off"):
             trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
