@@ -3,7 +3,6 @@
 import torch
 from optim.test_contracts import assert_equal, weights
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 import mesotron
@@ -16,13 +15,8 @@ def qwen() -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(**sizes, pad_token_id=0, eos_token_id=1, bos_token_id=1))
 
 
-class Counting(Dataset):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        tokens = (torch.arange(8) + row) % 32
-        return {"input_ids": tokens, "labels": tokens}
+TOKENS = [(torch.arange(8) + row) % 32 for row in range(64)]
+COUNTING = [{"input_ids": tokens, "labels": tokens} for tokens in TOKENS]
 
 
 def assert_all_moved(model: nn.Module, before: list[Tensor]) -> None:
@@ -38,9 +32,7 @@ def test_trainer_resumes_exactly_with_the_class_and_its_own_groups(tmp_path):
     def trainer(model: nn.Module) -> Trainer:
         settings = TrainingArguments(str(tmp_path), max_steps=4, save_steps=2, **COMMON)
         optimizer = (mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3})
-        return Trainer(
-            model, settings, train_dataset=Counting(), optimizer_cls_and_kwargs=optimizer
-        )
+        return Trainer(model, settings, train_dataset=COUNTING, optimizer_cls_and_kwargs=optimizer)
 
     alone, before = qwen(), weights(qwen())
     whole = trainer(alone)

@@ -1,6 +1,7 @@
 """LoRA as a product against a float64 oracle: closed form, unit, gauge, zero B, second order."""
 
 import copy
+from collections import OrderedDict
 
 import peft
 import pytest
@@ -182,21 +183,12 @@ def test_a_non_finite_gradient_skips_the_pair():
     assert not optimizer.state[B]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 12)
-        self.up, self.down = nn.Linear(12, 20), nn.Linear(20, 12)
-        self.head = nn.Linear(12, 7)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.down(self.up(self.embed(ids)).relu()))
-
-
 def adapted(dtype: torch.dtype = torch.float32, **options) -> nn.Module:
     torch.manual_seed(0)
+    layers = {"embed": nn.Embedding(7, 12), "up": nn.Linear(12, 20), "relu": nn.ReLU()}
+    layers |= {"down": nn.Linear(20, 12), "head": nn.Linear(12, 7)}
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["up", "down"], **options)
-    return peft.get_peft_model(Block(), config).to(dtype)  # pyright: ignore
+    return peft.get_peft_model(nn.Sequential(OrderedDict(layers)), config).to(dtype)
 
 
 @pytest.mark.parametrize(

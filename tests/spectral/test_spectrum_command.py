@@ -52,6 +52,7 @@ def test_the_tables_fit_with_whole_numbers(monkeypatch, capsys, columns, most):
     assert spectrum.run(SpectrumConfig()) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= most
+    assert "…" not in shown
     names = ("muon", "cubic", "polar_express", "pion promote=2", "pion cutoff=aligned")
     assert all(text in shown for text in (*names, ".8165", ".845", "1024 × 4096"))
 
@@ -63,6 +64,8 @@ def test_the_same_curves_give_the_same_file(tmp_path):
         spectrum.draw(curves, picture, "log")
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     assert all(curve.label in pictures[0].read_text() for curve in curves)
+    spectrum.draw(curves, tmp_path / "a.pdf", "log")
+    assert b"/CreationDate" not in (tmp_path / "a.pdf").read_bytes()
 
 
 def test_files_are_written_and_a_filter_without_a_curve_refused(tmp_path):

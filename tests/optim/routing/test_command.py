@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from optim.routing.test_golden import GQA
 
 from mesotron.config import RouteConfig
 from mesotron.optim.routing.command import load_on_meta, run
 
 transformers = pytest.importorskip("transformers")
 
-TINY = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 96}
-TINY |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+TINY = {**GQA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 
 
 @pytest.fixture

@@ -16,57 +16,56 @@ from torch import nn
 from mesotron.optim.routing import route
 
 
-class ResNet(nn.Module):
-    def __init__(self):
+class Parts(nn.Module):
+    """A module of named modules and parameters."""
+
+    def __init__(self, **parts):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.block = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 16, 3, groups=16))
-        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
-        self.fc = nn.Linear(8, 5)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
 
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(32, 8)
-        self.pos_embed = nn.Parameter(torch.zeros(1, 16, 8))
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
-        self.layer_scale = nn.Parameter(torch.ones(8))
-        self.temperature = nn.Parameter(torch.tensor(1.0))
-        encoder_layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(encoder_layer, 2)
-        self.head = nn.Linear(8, 32, bias=False)
+def resnet() -> nn.Module:
+    return Parts(
+        conv1=nn.Conv2d(3, 8, 3, bias=False),
+        bn1=nn.BatchNorm2d(8),
+        block=nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 16, 3, groups=16)),
+        up=nn.ConvTranspose2d(16, 8, 2, stride=2),
+        fc=nn.Linear(8, 5),
+    )
 
 
-class Policy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.vision = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8))
-        self.language = nn.Sequential(nn.Linear(8, 8))
-        self.action = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
-        self.action_extra = nn.Sequential(nn.Linear(8, 8))
-        self.norm = nn.LayerNorm(8)
+def tokens() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return Parts(
+        embed=nn.Embedding(32, 8),
+        pos_embed=nn.Parameter(torch.zeros(1, 16, 8)),
+        cls_token=nn.Parameter(torch.zeros(1, 1, 8)),
+        layer_scale=nn.Parameter(torch.ones(8)),
+        temperature=nn.Parameter(torch.tensor(1.0)),
+        encoder=nn.TransformerEncoder(layer, 2),
+        head=nn.Linear(8, 32, bias=False),
+    )
 
 
-class Mystery(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kernel = nn.Parameter(torch.zeros(4, 6))
-        self.linear = nn.Linear(6, 6)
-        self.norm = nn.LayerNorm(6)
+def policy() -> nn.Module:
+    return Parts(
+        vision=nn.Sequential(*mlp(6, 8, 8)),
+        action=nn.Sequential(*mlp(8, 8, 2)),
+        action_extra=nn.Sequential(*mlp(8, 8)),
+        norm=nn.LayerNorm(8),
+    )
 
 
-class Wrapper(nn.Module):
-    def __init__(self, **inner):
-        super().__init__()
-        self._modules.update(inner)
+def mystery() -> nn.Module:
+    kernel = nn.Parameter(torch.zeros(4, 6))
+    return Parts(kernel=kernel, linear=nn.Linear(6, 6), norm=nn.LayerNorm(6))
 
 
 def bert_and(last: nn.Module) -> nn.Module:
     sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 40}
     config = transformers.BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
-    return Wrapper(bert=transformers.BertModel(config), fc=last)
+    return Parts(bert=transformers.BertModel(config), fc=last)
 
 
 def mlp(*widths: int) -> list[nn.Module]:
@@ -76,20 +75,20 @@ def mlp(*widths: int) -> list[nn.Module]:
 @pytest.mark.parametrize(
     ("model", "heads"),
     [
-        (Wrapper(model=ResNet()), {"model.fc.weight"}),
-        (nn.DataParallel(ResNet()), {"module.fc.weight"}),
-        (torch.compile(ResNet(), backend="eager"), {"_orig_mod.fc.weight"}),
-        (Wrapper(layers=nn.ModuleList(mlp(8, 16, 16, 4))), {"layers.2.weight"}),
+        (Parts(model=resnet()), {"model.fc.weight"}),
+        (nn.DataParallel(resnet()), {"module.fc.weight"}),
+        (torch.compile(resnet(), backend="eager"), {"_orig_mod.fc.weight"}),
+        (Parts(layers=nn.ModuleList(mlp(8, 16, 16, 4))), {"layers.2.weight"}),
         (bert_and(nn.Linear(16, 3)), {"fc.weight"}),
-        (Wrapper(body=nn.Sequential(*mlp(8, 16, 16)), heads=nn.ModuleList(mlp(4, 5, 6))),
+        (Parts(body=nn.Sequential(*mlp(8, 16, 16)), heads=nn.ModuleList(mlp(4, 5, 6))),
          {"heads.0.weight", "heads.1.weight"}),
-        (Wrapper(policy_head=nn.Sequential(*mlp(8, 16, 4)), value=nn.Sequential(*mlp(8, 16, 1))),
+        (Parts(policy_head=nn.Sequential(*mlp(8, 16, 4)), value=nn.Sequential(*mlp(8, 16, 1))),
          {"policy_head.1.weight", "value.1.weight"}),
-        (Wrapper(body=nn.Sequential(*mlp(8, 16)),
+        (Parts(body=nn.Sequential(*mlp(8, 16)),
                  classifier=nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1))),
          {"classifier.1.weight"}),
-        (Wrapper(blocks=nn.ModuleList([Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8)),
-                                       Wrapper(up=nn.Linear(8, 16), down=nn.Linear(16, 8))])),
+        (Parts(blocks=nn.ModuleList([Parts(up=nn.Linear(8, 16), down=nn.Linear(16, 8)),
+                                       Parts(up=nn.Linear(8, 16), down=nn.Linear(16, 8))])),
          set()),
     ],
 )  # fmt: skip
@@ -118,9 +117,9 @@ def encoder(fused: str, output: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("model", "per_head", "views"),
     [
-        (ResNet(), False, {"block.0.weight": "conv", "up.weight": "conv/T"}),
-        (Tokens(), False, encoder("rows:3", "whole")),
-        (Tokens(), True, encoder("rows:6", "cols:2")),
+        (resnet(), False, {"block.0.weight": "conv", "up.weight": "conv/T"}),
+        (tokens(), False, encoder("rows:3", "whole")),
+        (tokens(), True, encoder("rows:6", "cols:2")),
         (nn.MultiheadAttention(8, 2, kdim=6, vdim=4, add_bias_kv=True), True,
          {**{f"{name}_proj_weight": "rows:2" for name in "qkv"}, "out_proj.weight": "cols:2"}),
         (nn.LSTM(6, 8), False, {"weight_ih_l0": "rows:4", "weight_hh_l0": "rows:4"}),
@@ -137,14 +136,14 @@ def test_the_filtered_matrices_and_their_views(model, per_head, views):
 
 
 def test_what_is_no_hidden_matrix_has_a_role():
-    roles = {row.name: row.role for row in route(Tokens())}
+    roles = {row.name: row.role for row in route(tokens())}
     expected = {"embed.weight": "embedding", "pos_embed": "table", "cls_token": "vector"}
     expected |= {"layer_scale": "vector", "temperature": "scalar", "head.weight": "head"}
     assert roles | expected == roles
 
 
 def test_tied_weights_are_one_row_and_embeddings_and_heads_win():
-    model = Tokens()
+    model = tokens()
     model.head.weight = model.embed.weight
     table = route(model)
     row = table.row("head.weight")
@@ -162,13 +161,13 @@ def test_overrides_and_modalities():
         "vision.*": "sgd",
         "*.bias": {"lr_scale": 2.0},
     }
-    table = route(Policy(), overrides=overrides)
+    table = route(policy(), overrides=overrides)
     first = table.row("vision.0.weight")
     assert (first.rule, first.view, first.lr_scale) == ("muon", "rows:2", 0.5)
     assert table.row("vision.0.bias").rule == "sgd"  # the first matching pattern wins
     assert table.row("action.0.bias").lr_scale == 2.0
     assert "override 'vision.*'" in table.row("vision.1.weight").reason
-    table = route(Policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
+    table = route(policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
     rules = {name: table.row(f"{name}.0.weight").rule for name in ("action", "action_extra")}
     assert rules == {"action": "pion", "action_extra": "muon"}  # a prefix ends at a dot
     assert table.row("action.0.bias").rule == "sgd"
@@ -194,14 +193,14 @@ def test_overrides_and_modalities():
 )
 def test_wrong_arguments_are_refused_by_name(arguments, match):
     with pytest.raises(ValueError, match=match):
-        route(Policy(), **arguments)
+        route(policy(), **arguments)
 
 
 def test_unclear_parameters_need_an_override():
     with pytest.raises(ValueError, match=r"kernel.*overrides=\{'kernel': 'adamw'\}"):
-        route(Mystery())
-    assert route(Mystery(), overrides={"kernel": "adamw"}).row("kernel").rule == "adamw"
-    filtered = route(Mystery(), overrides={"kernel": {"rule": "pion", "view": "T"}}).row("kernel")
+        route(mystery())
+    assert route(mystery(), overrides={"kernel": "adamw"}).row("kernel").rule == "adamw"
+    filtered = route(mystery(), overrides={"kernel": {"rule": "pion", "view": "T"}}).row("kernel")
     assert (filtered.rule, filtered.view) == ("pion", "T")
 
 
@@ -257,7 +256,7 @@ def test_models_without_whole_trainable_parameters_are_refused():
 
 
 def test_groups_refuse_a_model_that_changed():
-    model = Tokens()
+    model = tokens()
     table = route(model)
     model.cls_token.requires_grad_(False)
     assert {row.name for row in table} - {row.name for row in route(model)} == {"cls_token"}
@@ -270,9 +269,9 @@ def test_groups_refuse_a_model_that_changed():
 
 
 def test_the_full_text_and_counts_hold_every_parameter():
-    table = route(Tokens())
+    table = route(tokens())
     assert "encoder.layers.1.linear1.weight" in table.to_text(full=True)
-    numel = sum(p.numel() for p in Tokens().parameters())
+    numel = sum(p.numel() for p in tokens().parameters())
     assert sum(count.parameters for count in table.counts().values()) == numel
     with pytest.raises(ValueError, match="'x'"):
         table.row("x")
