@@ -385,7 +385,7 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
 
 def test_a_router_loss_needs_no_signal(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    experts = {"num_local_experts": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    experts = {"num_local_experts": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
     config = MixtralConfig(vocab_size=len(tiny.WORDS), **sizes, **experts)
     model = MixtralForCausalLM(config)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
