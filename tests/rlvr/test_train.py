@@ -259,6 +259,10 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
     assert event.sentence() in capsys.readouterr().out
     events = stream("stopped", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
+    assert run("--guard rollback --out given_up") == 0
+    last = next(line for line in capsys.readouterr().out.splitlines() if "stopped at" in line)
+    assert "no automatic remedy" in last
+    assert "start again" not in last
 
 
 @pytest.mark.parametrize(
