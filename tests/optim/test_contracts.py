@@ -25,12 +25,15 @@ OPTIMIZERS = {
     "low_rank": _with(Muon, filter="low_rank", rank=3),
     "muon_sgd": _with(MuonSGD),
     "normuon": _with(NorMuon),
+    "leash": _with(Muon, leash=0.02),
     "pion_promote": _with(Pion, promote=2),
     "pion_cutoff": _with(Pion, cutoff=0.3),
     "pion_noise": _with(Pion, cutoff="noise"),
     "adamw": _with(AdamW),
 }
 every = pytest.mark.parametrize("name", OPTIMIZERS)
+# A leash replaces the decay, and its state is the start, in the dtype of the weights.
+without_leash = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "leash"])
 spectral = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "adamw"])
 
 
@@ -107,7 +110,7 @@ def test_it_learns(name):
     assert loss_of(model, 0).item() < 0.9 * before
 
 
-@every
+@without_leash
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_states_keep_their_dtype_and_load_onto_the_device_of_the_weights(name, dtype):
     model, optimizer = build(name, dtype=dtype)
@@ -145,7 +148,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, dtype):
     assert_equal(weights(again), weights(model))
 
 
-@every
+@without_leash
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_continue_identically_and_independently(name, copier):
     model, optimizer = build(name)
@@ -235,7 +238,7 @@ def test_gradients_of_any_scale_are_read_only_and_matrices_ignore_the_scale(name
         assert_close(*ends, atol=1e-4)
 
 
-@every
+@without_leash
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_weight_decay_is_decoupled(name, decay):
     model, optimizer = build(name, lr=0.1, weight_decay=decay)

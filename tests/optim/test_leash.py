@@ -96,28 +96,6 @@ def test_an_endless_leash_is_the_plain_step():
     assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
-def test_a_resumed_run_keeps_its_start_and_a_nan_does_not_pull():
-    params = matrices()
-    start = params[0].detach().clone()
-    optimizer = Muon(params, lr=LR, leash=0.1)
-
-    def step(value: float) -> None:
-        for p in params:
-            p.grad = torch.full_like(p, value)
-            p.grad[0, 0] = 0.5
-        optimizer.step()
-
-    step(1.0)
-    saved = optimizer.state_dict()
-    optimizer = Muon(params, lr=LR, leash=0.1)
-    optimizer.load_state_dict(saved)
-    step(1.0)
-    assert torch.equal(optimizer.state[params[0]]["start"], start)
-    before = params[0].detach().clone()
-    step(float("nan"))
-    assert torch.equal(params[0], before)
-
-
 def test_a_leash_needs_bounded_steps():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     short = {"filter": "polar_express", "steps": 3}
