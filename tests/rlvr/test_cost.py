@@ -138,6 +138,8 @@ def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
     shown = cells(f"{small} {chosen} --model.name me/unknown")
     assert shown["completions per update"] == "4, chosen from 12 or more"
     assert "time of this run" not in shown
+    shown = cells("--model meta-llama/Llama-3.1-8B-Instruct --gpu 4090")
+    assert shown["memory of one 4090"].startswith("does not fit")  # not of this machine
 
 
 # Billions of parameters, from the model cards.
