@@ -61,6 +61,7 @@ def test_unnamed_architecture_falls_back_to_the_language_model_without_weights(f
 @pytest.mark.parametrize(
     ("content", "match"),
     [
+        ("{", "JSON"),
         ("[" * 100_000, "JSON"),
         ("[]", "model_type"),
         ('{"model_type": 3}', "model_type"),
