@@ -4,21 +4,19 @@ import json
 import sys
 import threading
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from mesotron.cli import main
 from mesotron.compare import sweep, tournament
-from mesotron.compare.kinds import cell_command
 from mesotron.compare.record import read_tournament
+from support import compare_cell, sweep_trial
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (find_spec("ray") and find_spec("optuna")), reason="needs ray, optuna"),
     pytest.mark.filterwarnings("ignore"),  # of Ray's own code
 ]
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +57,7 @@ def kill_a_node(cluster):
 def test_a_tournament_loses_nothing_with_a_node(
     tmp_path, cluster, kill_a_node, monkeypatch, capsys
 ):
-    def fake_command(path, kind, config):
-        script = SUPPORT / "compare_cell.py"
-        return [sys.executable, str(script), *cell_command(path, kind, config)[-1:]]
-
-    monkeypatch.setattr(tournament, "cell_command", fake_command)
+    monkeypatch.setattr(tournament, "cell_command", compare_cell.command)
     words = ["compare", "arith", "--optims", "adamw", "pion", "--rates", "2", "--seeds", "2"]
     words += ["--set", "optim.lr=0.001", "steps=6"]
     alone, folder = tmp_path / "alone", tmp_path / "ray"
@@ -89,7 +83,7 @@ def test_a_tournament_loses_nothing_with_a_node(
 def test_a_sweep_resumes_the_trial_of_a_dead_node_and_prunes(
     tmp_path, cluster, kill_a_node, monkeypatch, capsys
 ):
-    words = [sys.executable, str(SUPPORT / "sweep_trial.py")]
+    words = [sys.executable, sweep_trial.__file__]
     monkeypatch.setattr(sweep, "process_command", lambda rest: [*words, *rest])
     folder = tmp_path / "s"
     rows = [folder / "trials" / f"trial-000{k}" / "metrics.jsonl" for k in (0, 1)]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,9 @@ from mesotron.runs import RunFolder
 from mesotron.runs.folder import try_lock
 from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.vla.demos import write_manifest
+from support import compare_cell
 from support.report_worlds import make_final, make_record
 
-CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
 FEW = ["--rates", "1", "--extend", "0", "--seeds", "1"]
 
@@ -31,7 +30,7 @@ FEW = ["--rates", "1", "--extend", "0", "--seeds", "1"]
 @pytest.fixture(autouse=True, scope="module")
 def fake_cells():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tournament, "cell_command", fake_command)
+        patch.setattr(tournament, "cell_command", compare_cell.command)
         patch.setattr(tournament, "POLL_SECONDS", 0.05)
         yield
 
@@ -40,10 +39,6 @@ def fake_cells():
 def no_page(fake_cells, monkeypatch):
     """Skip the HTML page, which takes longer than the cells; `finished` has written one."""
     monkeypatch.setattr(tournament, "write_report", lambda *_: None)
-
-
-def fake_command(path, kind, config):
-    return [sys.executable, str(CELL), *cell_command(path, kind, config)[-1:]]
 
 
 @pytest.fixture
@@ -260,7 +255,8 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
     words = ["compare", "arith", *SMALL, "--optims", "adamw", "--out", str(folder)]
     words += ["--set", "optim.lr=0.001", "steps=6"]
     slow = {**os.environ, "SECONDS_A_STEP": "0.5"}
-    process = subprocess.Popen([sys.executable, "-c", code, str(CELL), *words], env=slow)
+    python = [sys.executable, "-c", code, compare_cell.__file__]
+    process = subprocess.Popen([*python, *words], env=slow)
     while not any(folder.glob("cells/*/metrics.jsonl")):
         time.sleep(0.05)
     process.kill()  # the tournament only: a cell that still runs locks the folder

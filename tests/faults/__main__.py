@@ -11,6 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# What the children need, imported once. Jumanji, and with it PPO's own modules, would start JAX's
+# threads.
+IMPORTS = ("torch", "mesotron.recipes", "mesotron.report.command", "mesotron.rlvr.session",
+           "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
+           "orbax.checkpoint", "matplotlib.figure")  # fmt: skip
 SECTIONS = ("kills", "damage", "strangers", "budgets", "fuzz", "soak")
 
 
@@ -32,10 +37,11 @@ def main() -> int:
                    "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}  # fmt: skip
-    from faults.kills import REWARD, fork, import_everything, make_demos, wait
+    from faults.kills import REWARD, fork, make_demos, wait
     from support.rlvr_tiny import save_arith_model
 
-    import_everything()
+    for name in IMPORTS:
+        import_module(name)
     model = root / "model"
     for work in (lambda: save_arith_model(model), lambda: make_demos(root / "demos")):
         ended = wait(fork(lambda work=work: 0 * bool(work()), root / "log", root), root / "log")

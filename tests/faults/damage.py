@@ -16,18 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from faults.kills import (
-    Ended,
-    Tally,
-    Victim,
-    contents,
-    differences,
-    kill_at,
-    make_cases,
-    run_command,
-    start_command,
-    wait,
-)
+from faults import kills
+from faults.kills import Ended, Tally, Victim, run_command
 
 CHECKPOINT_FILES = "checkpoints/checkpoint-*/*"
 OTHERS = ("config.json", "before.json", "metrics.jsonl", "events.jsonl", "samples.jsonl",
@@ -61,7 +51,7 @@ def damage(kind: str, path: Path, rng: random.Random) -> None:
 
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     tally, rng = Tally(), random.Random(args.seed)
-    cases = {case.name: case for case in make_cases(model, None)}
+    cases = {case.name: case for case in kills.make_cases(model, None)}
     victim = Victim(cases["grpo off"], root / "damage", root)
     block_pipe(victim, tally)
     run_twice(victim, tally)
@@ -77,18 +67,17 @@ def judge(
 ) -> None:  # fmt: skip
     """Equal but for what was lost, or one sentence where the damage cannot be made good."""
     sentence = ended.code == 2 and "Traceback" not in ended.text
-    left: list[str] = []
-    if ended.code == 0:
-        left = [name for name in differences(victim.whole[0], contents(out)) if name not in lost]
+    found = kills.contents(out) if ended.code == 0 else victim.whole[0]
+    left = set(kills.differences(victim.whole[0], found)).difference(lost)
     good = (ended.code == 0 and not left) or (sentence and not harmless)
-    tally.add(good, f"{what}: {ended.code} {left[:5]} {ended.text[-1500:]}")
+    tally.add(good, f"{what}: {ended.code} {sorted(left)[:5]} {ended.text[-1500:]}")
 
 
 def stopped(victim: Victim) -> Path:
     """A run that was killed when its third checkpoint was about to appear."""
     out = victim.root / "template"
     numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith("checkpoint-3")]
-    ended = victim.run(out, before=kill_at(out, numbers[-1], 0.0))
+    ended = victim.run(out, before=kills.kill_at(out, numbers[-1], 0.0))
     assert ended.killed, ended
     return out
 
@@ -144,11 +133,11 @@ def wait_for_file(path: Path, pid: int) -> None:
 def run_twice(victim: Victim, tally: Tally) -> None:
     """A second process resumes the run while the first one trains."""
     out, log = victim.root / "twice", victim.root / "first.log"
-    first = start_command(victim.case.start(out), log, victim.cwd)
+    first = kills.start_command(victim.case.start(out), log, victim.cwd)
     wait_for_file(out / "before.json", first)
     second = run_command(victim.case.resume(out), victim.log, victim.cwd)
     third = run_command(victim.case.start(out), victim.log, victim.cwd)
-    ended = wait(first, log)
+    ended = kills.wait(first, log)
     if second.code != 2 or third.code != 2 or "Traceback" in second.text + third.text:
         ended = Ended(70, 0.0, f"{second} {third}")
     judge(victim, out, ended, tally, "two processes", harmless=True)
@@ -165,7 +154,7 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
         os.dup2(writer, 1)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
 
-    first = start_command(victim.case.start(out), log, victim.cwd, before=print_there)
+    first = kills.start_command(victim.case.start(out), log, victim.cwd, before=print_there)
     wait_for_file(out / "metrics.jsonl", first)
     # Fill it: the next line that the run prints waits.
     filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
@@ -178,7 +167,7 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
     os.close(writer), os.close(filler)
     with os.fdopen(reader, "rb") as file:
         file.read()
-    ended = wait(first, log)
+    ended = kills.wait(first, log)
     if ended.code == 0 and not (out / "result.json").exists():
         ended = victim.run(out)
     judge(victim, out, ended, tally, "SIGTERM with a full pipe", harmless=True)

@@ -93,9 +93,15 @@ rows = st.lists(
     st.dictionaries(st.one_of(st.sampled_from(METRICS), texts), scalars | values, max_size=5),
     max_size=6,
 )
-event_values = values | st.sampled_from(["watch", "guard", "nonfinite", "entropy_collapse"])
-event_keys = ("step", "kind", "detector", "severity", "evidence", "changes", "action")
-events = st.lists(st.dictionaries(st.sampled_from(event_keys), event_values), max_size=3)
+events = st.lists(
+    st.fixed_dictionaries(
+        {"step": numbers},
+        optional={"kind": st.sampled_from(["watch", "guard"]) | values,
+                  "detector": st.sampled_from(["nonfinite", "entropy_collapse"]) | values,
+                  "severity": values, "evidence": values, "changes": values, "action": values},
+    ),
+    max_size=3,
+)  # fmt: skip
 json_lines = rows.map(lambda rows: "\n".join(json.dumps(row) for row in rows))
 steps = st.lists(numbers, min_size=3, max_size=12)
 csvs = st.tuples(st.lists(texts, min_size=1, max_size=4), steps).map(

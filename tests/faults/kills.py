@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,6 @@ def make_demos(folder: Path) -> Path:
     world = WorldConfig(name="blocks", pixels=8)
     write_demos(DemosConfig(world=world, out=folder, episodes=4, starts=8, workers=1), log=None)
     return folder
-
-
-def import_everything() -> None:
-    """What a child needs; done once, before the first fork."""
-    # Jumanji, and with it PPO's own modules, would start JAX's threads.
-    for name in ("torch", "mesotron.recipes", "mesotron.report.command", "mesotron.rlvr.session",
-                 "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
-                 "orbax.checkpoint", "matplotlib.figure"):  # fmt: skip
-        import_module(name)
 
 
 def say(text: str) -> None:
@@ -241,14 +231,12 @@ def contents(run: Path) -> dict[str, Any]:
     paths = [Path(root, name) for root, folders, files in os.walk(run, followlinks=True)
              for name in (*folders, *files)]  # fmt: skip
     for path in sorted(paths):
+        name = str(path.relative_to(run))
         if path.name in LEFT_OUT or path.name.startswith("."):
             continue
-        name = str(path.relative_to(run))
         if path.name == "state" and path.is_dir():
             found[name] = arrays_of(path)
-        elif path.is_dir() or f"{os.sep}state{os.sep}" in name:
-            continue
-        else:
+        elif not path.is_dir() and f"{os.sep}state{os.sep}" not in name:
             try:
                 found[name] = read(path, run)
             except (OSError, ValueError) as error:

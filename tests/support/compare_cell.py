@@ -3,7 +3,7 @@
 Its score follows from its config: the nearer a rate is to its optimizer's best one, the more
 problems are solved. Large rates diverge. Environment variables select runs, by optimizer and seed,
 that crash or end with weights that are not finite, and set the number of problems and the skill.
-It does not import mesotron, which would take longer than the rest.
+Its process does not import mesotron, which would take longer than the rest.
 """
 
 import json
@@ -16,6 +16,13 @@ from pathlib import Path
 
 BEST = {"adamw": 1e-3, "muon": 1e-3, "pion": 4e-3}  # of the matrices
 SKILL = {"adamw": 0.6, "muon": 0.6, "pion": 0.25}
+
+
+def command(path: Path, kind: str, config: object) -> list[str]:
+    """In place of `cell_command`."""
+    from mesotron.compare.kinds import cell_command
+
+    return [sys.executable, __file__, *cell_command(path, kind, config)[-1:]]
 
 
 def evaluation(seed: str, share: float) -> dict:

@@ -20,11 +20,13 @@ import torch.distributed as dist
 import trl
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from torch.distributed.tensor import DTensor
 
 import mesotron
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending
+from mesotron.rlvr.models import reshard
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
@@ -57,7 +59,7 @@ def write(ids: list[int], place: int, number: int) -> list[int]:
 
 
 def as_lists(tensors: dict[str, torch.Tensor]) -> dict[str, list]:
-    return {name: x.detach().tolist() for name, x in tensors.items()}
+    return {name: x.tolist() for name, x in tensors.items()}
 
 
 def shared_folder() -> Path:
@@ -77,17 +79,30 @@ def fail_at_step_3(visible: bool) -> None:
 
 
 def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Train on this process's share; returns weights, an anchor's weights, and the log."""
     trl.GRPOTrainer._generate_single_turn = scripted
     if parts["objective"].loss_on_momentum:
         AnchoredSampler.merged = scripted_merged
+    return train_and_gather(settings, parts)
+
+
+def train_and_gather(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """Train on this process's share; returns gathered weights and anchor, and the log."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts=parts, **settings)
         trainer.train()
-    anchor = trainer.anchor.weights if trainer.anchor is not None else {}
-    logs = rows(trainer) if trainer.is_world_process_zero() else []
-    weights = dict(trainer.model.named_parameters())
-    return {"weights": as_lists(weights), "anchor": as_lists(anchor), "rows": logs}
+    found = {"sharded": trainer.is_fsdp_enabled, "rows": rows(trainer), "anchor": {}}
+    found["weights"] = as_lists(whole_weights(trainer))
+    if trainer.anchor is not None:
+        with trainer.anchor.in_place_of(trainer.model):
+            found["anchor"] = as_lists(whole_weights(trainer))
+    return found
+
+
+def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """The gathered weights; every process must call this."""
+    reshard(trainer.model)
+    parameters = [(name, p.detach()) for name, p in trainer.model.named_parameters()]
+    return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters}
 
 
 def obey_the_first(kind: str) -> list[dict[str, Any]]:

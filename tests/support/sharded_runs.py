@@ -4,7 +4,6 @@ Completions are sampled by the model, but with uniform numbers fixed by a comple
 those of all processes, so the runs must be equal.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,8 @@ from transformers import TrainerCallback
 import mesotron
 from mesotron.rlvr.checkpoint import load_state
 from mesotron.rlvr.models import reshard
-from support.rlvr_processes import SAVE, as_lists, fail_at_step_3, shared_folder, what_was_done
-from support.rlvr_tiny import EOS, make_trainer, rows, same
+from support import rlvr_processes as common
+from support.rlvr_tiny import EOS, make_trainer, same
 
 SAMPLE = trl.GRPOTrainer._generate_single_turn
 ROWS = 16  # completions of a step, over all processes
@@ -63,32 +62,18 @@ def length(completions: list[str], **_: Any) -> list[float]:
 
 
 def run_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Train on this process's share; returns gathered weights and anchor, and the log."""
     trl.GRPOTrainer._generate_single_turn = sample_by_place
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(Path(folder), parts={"reward_funcs": length, **parts}, **settings)
-        trainer.train()
-    weights = whole_weights(trainer)
-    anchor: dict[str, Tensor] = {}
-    if trainer.anchor is not None:
-        with trainer.anchor.in_place_of(trainer.model):
-            anchor = whole_weights(trainer)
-    return {
-        "sharded": trainer.is_fsdp_enabled,
-        "weights": as_lists(weights),
-        "anchor": as_lists(anchor),
-        "rows": rows(trainer),
-    }
+    return common.train_and_gather(settings, {"reward_funcs": length, **parts})
 
 
 def resume_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> list[bool]:
     """Whether this process's shards of the weights, then those of the anchor, are the same bits
     in a run resumed from its second checkpoint."""
     trl.GRPOTrainer._generate_single_turn = SAMPLE
-    folder = shared_folder()
+    folder = common.shared_folder()
     ends = []
     for checkpoint in (None, str(folder / "checkpoint-2")):
-        trainer = make_trainer(folder, parts=parts, **SAVE, **settings)
+        trainer = make_trainer(folder, parts=parts, **common.SAVE, **settings)
         trainer.train(resume_from_checkpoint=checkpoint)
         ends.append(own_shards(trainer))
     return [same(a, b) for a, b in zip(*ends, strict=True)]
@@ -100,13 +85,6 @@ def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
     shards = [{n: p.to_local() for n, p in parameters if isinstance(p, DTensor)}]
     assert shards[0], "nothing is sharded"
     return shards + ([trainer.anchor.weights] if trainer.anchor is not None else [])
-
-
-def whole_weights(trainer: Any) -> dict[str, Tensor]:
-    """The gathered weights; every process must call this."""
-    reshard(trainer.model)
-    parameters = [(name, p.detach()) for name, p in trainer.model.named_parameters()]
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters}
 
 
 class AfterRollback(TrainerCallback):
@@ -121,7 +99,7 @@ class AfterRollback(TrainerCallback):
             folder = Path(self.trainer.args.output_dir) / f"checkpoint-{acts[0].checkpoint}"
             state = load_state(folder, f"process-{dist.get_rank()}")["stateful"]
             self.restored = [
-                same(whole_weights(self.trainer), load_file(folder / "model.safetensors")),
+                same(common.whole_weights(self.trainer), load_file(folder / "model.safetensors")),
                 same(self.trainer.anchor.weights, state["anchor"]["tensors"]),
             ]
 
@@ -129,12 +107,12 @@ class AfterRollback(TrainerCallback):
 def roll_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
     """The effect of a rollback on a sharded run; only the first process sees a failure."""
     trl.GRPOTrainer._generate_single_turn = SAMPLE
-    folder = shared_folder()
-    fail_at_step_3(visible=dist.get_rank() == 0)
-    trainer = make_trainer(folder, parts=parts, **SAVE, **settings)
+    folder = common.shared_folder()
+    common.fail_at_step_3(visible=dist.get_rank() == 0)
+    trainer = make_trainer(folder, parts=parts, **common.SAVE, **settings)
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     after = AfterRollback(trainer, watch)
     trainer.add_callback(watch)
     trainer.add_callback(after)
     trainer.train()
-    return what_was_done(trainer, watch) | {"restored": after.restored}
+    return common.what_was_done(trainer, watch) | {"restored": after.restored}

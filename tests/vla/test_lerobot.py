@@ -65,11 +65,9 @@ def test_datasets_and_pandas_read_the_files(exported, loaded, tmp_path):
     for key, feature in info["features"].items():
         if feature["dtype"] == "image":
             features[key] = datasets.Image()
-        elif feature["shape"] == [1]:
-            features[key] = datasets.Value(feature["dtype"])
-        else:
-            value = datasets.Value(feature["dtype"])
-            features[key] = datasets.Sequence(value, length=feature["shape"][0])
+            continue
+        value, length = datasets.Value(feature["dtype"]), feature["shape"][0]
+        features[key] = value if length == 1 else datasets.Sequence(value, length=length)
     paths = [str(path) for path in sorted(exported.glob("data/*/*.parquet"))]
     table = datasets.Dataset.from_parquet(
         paths, features=datasets.Features(features), cache_dir=str(tmp_path)

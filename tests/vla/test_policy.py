@@ -12,22 +12,11 @@ from scipy import stats
 from mesotron.config import ModelConfig, PartsOptimConfig, PolicyConfig, WorldConfig
 from mesotron.rlvr.models import load_model
 from mesotron.vla import checkpoint, encoders
+from mesotron.vla import policy as policies
 from mesotron.vla.data import Frames, RowOrder, body_of
 from mesotron.vla.interface import STATE, Demos
 from mesotron.vla.optimizer import GradientProbe, build_optimizer, part_updates, route_parts
-from mesotron.vla.policy import (
-    PARTS,
-    Body,
-    FlowHead,
-    Inputs,
-    KeyedRandom,
-    Normalizer,
-    Policy,
-    RegressionHead,
-    Targets,
-    make_act,
-    masked_mean,
-)
+from mesotron.vla.policy import PARTS, Body, Inputs, KeyedRandom, Policy, Targets, make_act
 
 BODY = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
 CI = PolicyConfig(size="ci", chunk=6)
@@ -176,9 +165,10 @@ def test_words_are_known_hashed_and_truncated():
 def test_heads_with_known_predictions():
     one = torch.tensor([[[1.0], [5.0]]])
     padded = torch.tensor([[True, False]])
-    loss = RegressionHead().loss(lambda x, t: torch.zeros(1, 2, 1), one, padded, make_random())
+    zeros = torch.zeros(1, 2, 1)
+    loss = policies.RegressionHead().loss(lambda x, t: zeros, one, padded, make_random())
     assert loss.item() == 1
-    assert masked_mean(one, torch.zeros(1, 2, dtype=torch.bool)).item() == 0
+    assert policies.masked_mean(one, torch.zeros(1, 2, dtype=torch.bool)).item() == 0
     num, times = 20_000, []
     actions = torch.randn(num, 3, 2, generator=torch.Generator().manual_seed(3))
 
@@ -187,10 +177,10 @@ def test_heads_with_known_predictions():
         return (x - actions[: len(x)]) / t[:, None, None]
 
     real = torch.ones(num, 3, dtype=torch.bool)
-    assert FlowHead(5).loss(perfect, actions, real, make_random()).item() < 1e-6
+    assert policies.FlowHead(5).loss(perfect, actions, real, make_random()).item() < 1e-6
     assert times[0].mean().item() == pytest.approx(0.6, abs=0.01)  # Beta(1.5, 1), nearer noise
     for steps in (1, 7):
-        sample = FlowHead(steps).sample(perfect, (64, 3, 2), CPU)
+        sample = policies.FlowHead(steps).sample(perfect, (64, 3, 2), CPU)
         torch.testing.assert_close(sample, actions[:64], atol=1e-5, rtol=1e-4)
 
 
@@ -205,7 +195,7 @@ def test_keyed_random_is_uniform_normal_and_independent():
 
 
 def test_normalizer_inverts():
-    unit, values = Normalizer(3), np.random.default_rng(0).normal(3, 5, (100, 3))
+    unit, values = policies.Normalizer(3), np.random.default_rng(0).normal(3, 5, (100, 3))
     values[:, 2] = 7.0
     unit.fit(values)
     x = torch.from_numpy(values).float()

@@ -202,7 +202,7 @@ def test_graphs_and_bfloat16_are_for_gpus(config, demos):
         assert not config.out.exists()
     assert not uses_bfloat16("auto", CPU)
     on_cpu = Trainer(config, load_demos(demos), CPU).frames
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_on_device=True)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_on_device=on_cpu.is_on_device)
     tower = replace(config, policy=PolicyConfig(vision_tower="vit"))
     exact = replace(config, optim=PartsOptimConfig(action="low_rank"))
     cases = (config, on_cpu), (config, on_gpu), (exact, on_gpu), (tower, on_gpu)

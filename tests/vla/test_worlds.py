@@ -9,18 +9,9 @@ import pytest
 from mesotron.config import WorldConfig
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
 from mesotron.vla.worlds import build_world
+from mesotron.vla.worlds import scene as scenes
 from mesotron.vla.worlds.blocks import pick_and_place
 from mesotron.vla.worlds.rendering import Camera, cast_rays, mj, surface_normals
-from mesotron.vla.worlds.scene import (
-    HELD_OUT_SENTENCES,
-    REGION,
-    SPACING,
-    SUITES,
-    TRAINING_SENTENCES,
-    draw_free_hand,
-    draw_scene,
-    touches,
-)
 
 NAMES = ["blocks", "object10", "blocks_state", "object10_state"]
 FRONT_IMAGE = IMAGES + "front"
@@ -109,23 +100,23 @@ def test_swap_changes_only_the_instruction():
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_scene_invariants(outside):
-    suite = SUITES["object10"]
+    suite = scenes.SUITES["object10"]
     counts, hands, targets = set(), [], []
     for seed in range(100):
         task = seed % 10
-        scene = draw_scene(suite, seed, task, outside=outside)
+        scene = scenes.draw_scene(suite, seed, task, outside=outside)
         assert scene.objects[scene.target].name == suite.objects[task].name
         assert scene.other != scene.target
         assert len({item.name for item in scene.objects}) == len(scene.objects)
         places = np.array([item.place for item in scene.objects])
         gaps = np.linalg.norm(places[:, None] - places[None], axis=-1)
-        assert gaps[~np.eye(len(places), dtype=bool)].min() >= SPACING
-        (left, right), (near, far) = REGION
+        assert gaps[~np.eye(len(places), dtype=bool)].min() >= scenes.SPACING
+        (left, right), (near, far) = scenes.REGION
         x, y = places.T
         inside = (left < x) & (x < right) & (near < y) & (y < far)
         assert inside.all() if not outside else not inside.any()
-        hand = draw_free_hand(scene, np.random.default_rng(seed))
-        assert not any(touches(item, *hand) for item in scene.objects)
+        hand = scenes.draw_free_hand(scene, np.random.default_rng(seed))
+        assert not any(scenes.touches(item, *hand) for item in scene.objects)
         hands.append(hand[:2])
         targets.append(scene.objects[scene.target].place)
         counts.add(len(scene.objects))
@@ -138,8 +129,8 @@ def test_scene_invariants(outside):
 def test_held_out_sentences_are_held_out():
     worlds = build("blocks_state"), build("blocks_state", perturbation="wording")
     plain, reworded = ({w.reset(seed, 0)["task"] for seed in range(40)} for w in worlds)
-    assert len(plain) == len(TRAINING_SENTENCES)
-    assert len(reworded) == len(HELD_OUT_SENTENCES)
+    assert len(plain) == len(scenes.TRAINING_SENTENCES)
+    assert len(reworded) == len(scenes.HELD_OUT_SENTENCES)
     assert not plain & reworded
 
 
