@@ -63,6 +63,8 @@ def test_every_public_name_loads():
 def test_overview_lists_every_command(capsys):
     assert cli.main([]) == cli.main(["--help"]) == 0
     listing = capsys.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mesotron {package.__version__}\n"
     assert all(listing.count(f"mesotron {name} ") == 2 for name in cli.COMMANDS)
 
 
@@ -83,7 +85,7 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
 @pytest.mark.parametrize("name", ["train", "plan", "sft"])
 def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main([name, "--help"])
+        cli.main([name, "--data", "--help"])  # a flag beside --help needs no value
     shown = capsys.readouterr().out
     assert (stop.value.code, shown.count("\n") < 50) == (0, True)
     used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
@@ -117,6 +119,7 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json"),
         ("route", "MODEL"),
         ("route a b", "'b'"),
+        ("ppo snake --gif=3", "--gif"),
         ("export tiny", "tiny"),
         ("train arth", "did you mean arith"),
         ("train --lr 1e-3x", "--lr '1e-3x' is not a number"),
@@ -124,6 +127,7 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),
         ("train --task.weights a b --seed 1", "--task.weights 'a b' is not"),
         ("train --trl --steps 3", "--trl needs a value"),
+        ("train --guard", "--guard needs a value: one of off, warn"),
         ("eval ~no_such_user/run", "~no_such_user/run"),
         ("train --data= --model tiny", "--data needs a value"),
         ("train --task.data mine.jsonl", "--model"),
@@ -266,6 +270,7 @@ MISSING = [
     ("sft", "datasets"), ("eval tiny", "transformers"), ("plan --calibrate", "trl"),
     ("compare arith", "trl"), ("compare snake", "jax"), ("route tiny", "transformers"),
     ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"), ("ppo snake", "jumanji"),
+    ("ppo snake --wandb", "wandb"),
     ("vla train", "transformers"), ("vla eval", "safetensors"),
     ("vla demos --lerobot out", "pyarrow"), ("spectrum muon --plot a.png", "matplotlib"),
 ]  # fmt: skip

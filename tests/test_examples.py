@@ -46,9 +46,7 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     names: dict[str, object] = {}
     for cell in cells:
         if not cell.startswith("%"):
-            exec(
-                compile(cell.replace("STEPS = 40", "STEPS = 2"), "quickstart.ipynb", "exec"), names
-            )
+            exec(cell.replace("STEPS = 40", "STEPS = 2"), names)
     assert "runs/notebook" in capsys.readouterr().out
     assert len(names["rows"]) == 2
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
