@@ -85,6 +85,8 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "no signal": (silent(0.0), "dead", "reward_starvation", set()),
     "few labels": (trl(lambda k: 0.2, frac_reward_zero_std=0.9, votes__abstained=0.75), "healthy",
                    None, {"reward_starvation", "no_labels"}),
+    "few labels, no signal": (
+        silent(0.05, frac_reward_zero_std=1.0, votes__abstained=0.75), "dead", "no_labels", set()),
     "floor, only a reward": (only(silent(-0.1), "reward"), "dead", "reward_starvation", set()),
     "solved at once": (trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (
         k < 4)), "healthy", None, {"constant_reward", "reward_starvation"}),
