@@ -269,6 +269,7 @@ def test_numbers_that_follow_from_others():
         ("iteration 7: avg reward: 0.5; grad norm: nan", {"reward": 0.5}),
         ("Epoch 1, batch 7: mean reward = 0.5", {"reward": 0.5}),
         ("iteration 1,007 | reward 0.5", {"reward": 0.5}),
+        ("Step      7  reward:   0.500  mean length  1,024.5", {"reward": 0.5, "length": 1024.5}),
     ],
 )  # fmt: skip
 def test_lines_that_trainers_print(line, expected, tmp_path):
@@ -298,7 +299,7 @@ def test_lines_that_trainers_print(line, expected, tmp_path):
         ("truncated", "truncation_ratio|frac_truncated|completions/truncated_frac"),
         ("zero_signal", "frac_zero_std|zero_advantage_ratio|groups/zero_variance_frac"),
         ("", "reward_max|rewards/x/std|reward_weight|kl_coef|entropy_coef|prompt_length_max|"
-             "critic/loss|value_loss|eval_runtime|eval_loss|eval/response_length|total_tokens|"
+             "critic/loss|value_loss|eval_runtime|eval_loss|eval/response_length|total_tokens|val/acc/std@32|"
              "train_steps_per_second|loss_scale|clip_ratio/high_max|best_reward|lr_critic"),
     ],
 )  # fmt: skip

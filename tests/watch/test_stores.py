@@ -117,10 +117,12 @@ def database(columns, rows):
     return write
 
 
-def parquet_file(path):
-    pyarrow = pytest.importorskip("pyarrow")
-    rows = [{"run_name": run, "loss": math.nan} | row for run, row in RUNS]
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+def parquet_file(rows):
+    def write(path):
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+
+    return write
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,9 @@ def parquet_file(path):
         ("bytes.db", database("id, run_name, step, metrics",
                               [(*cells, text.encode()) for *cells, text in TRACKIO])),
         ("mlflow.db", database("key, value, timestamp, run_uuid, step, is_nan", MLFLOW)),
-        ("demo.parquet", parquet_file),
+        ("demo.parquet", parquet_file([{"run_name": r, "loss": math.nan} | x for r, x in RUNS])),
+        ("tidy.parquet", parquet_file([dict(zip(("run", "step", "metric", "value"), cells))
+                                       for cells in TIDY])),
     ],
 )  # fmt: skip
 def test_a_file_with_several_runs(name, write, tmp_path):

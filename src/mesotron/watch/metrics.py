@@ -205,7 +205,7 @@ def _by_words(key: str) -> dict[str, int]:
     if _is_evaluation(key):
         place = next((k for k, word in enumerate(_HELDOUT) if word in words), None)
         scored = any(word.startswith(("mean@", "avg@", "pass@")) for word in words)
-        if (place is None and not scored) or words & _NOT_HELDOUT:
+        if (place is None and not scored) or {x.partition("@")[0] for x in words} & _NOT_HELDOUT:
             return {}
         # Accuracy before reward; names of several problem sets are averaged.
         return {"heldout": _LISTED + 50 * (place is not None and place >= _HELDOUT.index("score"))}

@@ -46,8 +46,8 @@ PRINTED = re.compile(
 )
 # "Step 12 | Loss 0.1 | Reward: 0.5", "[step 3/100] loss=0.1", "METRICS STEP 3", "rollout 7: {...}"
 COUNT = r"(\d{1,3}(?:,\d{3}){1,3}(?!\d)|\d{1,12}(?!\d|\.\d))"
-STEP = re.compile(rf"\b(?:step|iteration|iter|update)[\s:=#]{{1,4}}{COUNT}", re.IGNORECASE)
-COUNTED = re.compile(rf"\b(?:batch|episode|round)\s{{1,4}}#?{COUNT}", re.IGNORECASE)
+STEP = re.compile(rf"\b(?:step|iteration|iter|update)[\s:=#]{{1,12}}{COUNT}", re.IGNORECASE)
+COUNTED = re.compile(rf"\b(?:batch|episode|round)\s{{1,12}}#?{COUNT}", re.IGNORECASE)
 NUMBERED = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): ?$")
 NUMBER = r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|nan|[-+]?inf)(%?)"
 NAMED = re.compile(
@@ -56,6 +56,8 @@ NAMED = re.compile(
     re.IGNORECASE,
 )
 JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.IGNORECASE)
+THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
+PADDING = re.compile(r"(?<=[a-z:=])\s{2,}(?=[-+.\d])", re.IGNORECASE)  # as f"{x:8.3f}" leaves it
 # A decimal comma, where cells are not separated by commas.
 COMMA = re.compile(r"^(\s{0,9}[-+]?\d{1,24}),(\d{1,24}(?:e[-+]?\d{1,3})?\s{0,9}%?)$", re.I)
 
@@ -403,7 +405,8 @@ def _pairs_of_block(line: str) -> Row:
 def parse_named(text: str) -> Row:
     """Numbers with names, as in "Loss 0.1 | Mismatch KL: 0.02 | Truncation 1.0%"."""
     row: Row = {}
-    for piece in re.split(r"[|,;]|\s-\s|\s{2,}", text[:4096]):
+    text = THOUSANDS.sub(lambda match: match[0].replace(",", ""), PADDING.sub(" ", text[:4096]))
+    for piece in re.split(r"[|,;]|\s-\s|\s{2,}", text):
         whole = NAMED.fullmatch(piece)
         row |= _numbers([whole.groups()] if whole else JOINED.findall(piece))
     return row

@@ -172,7 +172,7 @@ def _connect(path: Path) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
 
 
 class Parquet(Whole):
-    """A Parquet file with a column for each metric, as W&B and trackio export it."""
+    """A Parquet file: a column per metric, as W&B and trackio export, or rows of metric, value."""
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
@@ -185,6 +185,9 @@ class Parquet(Whole):
             for rows in table.iter_batches(batch_size=1024, columns=columns):
                 for values in rows.to_pylist():
                     if run is None or str(values.pop(run, None)) == self.part:
+                        name = next((values[x] for x in parsers.METRIC_COLUMNS if x in values), "")
+                        if name and "value" in values:
+                            values[str(name)] = values.pop("value")
                         yield to_row(values)
 
 
