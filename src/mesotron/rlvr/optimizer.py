@@ -74,10 +74,11 @@ def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     return inner if isinstance(inner, RoutedOptimizer) else None
 
 
-def matrix_rate(optimizer: RoutedOptimizer) -> dict[str, float]:
-    """What to log: Transformers takes the first group's rate, that of embeddings and norms."""
-    rates = [group["lr"] for group in optimizer.param_groups if group["rule"] in SPECTRAL_RULES]
-    return {"learning_rate": float(rates[0])} if rates else {}
+def matrix_rate(optimizer: Any, first: float) -> float:
+    """The rate to log: Transformers takes the first group's, that of embeddings and norms."""
+    routed = unwrap_optimizer(optimizer)
+    groups = [] if routed is None else routed.param_groups
+    return float(next((group["lr"] for group in groups if group["rule"] in SPECTRAL_RULES), first))
 
 
 class OptimizerLog(TrainerCallback):

@@ -56,8 +56,10 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
-            logs |= matrix_rate(self._routed())
         super().log(logs, start_time)
+
+    def _get_learning_rate(self) -> float:
+        return matrix_rate(self.optimizer, super()._get_learning_rate())
 
     def own_state(self) -> dict[str, Any]:
         return {"num_tokens": self._total_train_tokens}

@@ -619,8 +619,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         optimizer = unwrap_optimizer(self.optimizer)
         if optimizer is not None and "loss" in logs:
             self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
-            logs |= matrix_rate(optimizer)
         super().log(logs, start_time)
+
+    def _get_learning_rate(self) -> float:
+        return matrix_rate(self.optimizer, super()._get_learning_rate())
 
     def _note(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
