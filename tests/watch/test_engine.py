@@ -70,6 +70,7 @@ def updates(rates, ratio: float):
 
 
 COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
+WARMUP = [1e-6 * k / 100 for k in range(1, 100)]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,12 @@ COSINE = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
         (certain(), {"lost_exploration"}),
         (certain(distinct=1.9), {"reward_saturation"}),
         (updates(COSINE, 0.2), set()),
+        (updates(WARMUP + COSINE, 0.2), set()),
         (updates([1e-6 * k / 1000 for k in range(1, 400)], 0.2), set()),
         (updates([1e-6] * 40, 0.005), {"dead_optimizer"}),
     ],
     ids=["healthy", "solved", "saturated", "filled", "not filled",
-         "certain", "open", "end of a schedule", "warmup", "dead"],
+         "certain", "open", "end of a schedule", "warmup and schedule", "warmup", "dead"],
 )  # fmt: skip
 def test_what_is_normal_and_what_is_not(rows, detectors):
     diagnosis = diagnosis_of(rows)
