@@ -21,7 +21,8 @@ WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentu
          "corewarding": "Co-rewarding-II", "slow": "Co-rewarding-II, momentum 0.999",
          "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
          "sure_open": "unanimous labels, entropy kept",
-         "mgrpo_skip": "M-GRPO, no step without a signal", "grpo": "gold labels"}  # fmt: skip
+         "mgrpo_skip": "M-GRPO, no step without a signal",
+         "sure_open_skip": "entropy kept, no step without a signal", "grpo": "gold labels"}  # fmt: skip
 
 
 def main() -> None:

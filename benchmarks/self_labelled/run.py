@@ -45,6 +45,10 @@ CONTENDERS = {
     "--objective.entropy-target 0.1 --objective.entropy-bonus 0.005",
     # No step in batches without a signal, where the KL term alone would move Muon at full size.
     "mgrpo_skip": "--objective.name mgrpo --objective.dynamic-sampling skip",
+    # The same for the entropy bonus.
+    "sure_open_skip": "--objective.name corewarding --objective.min-vote-share 0.9 "
+    "--objective.entropy-target 0.1 --objective.entropy-bonus 0.005 "
+    "--objective.dynamic-sampling skip",
     "grpo": "--objective.name grpo",
 }
 TINY = "arith_mgrpo --rollout.fast true"
@@ -69,7 +73,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=HERE / "result.json")
     parser.add_argument("--known", type=Path, help="a result whose finished runs are taken over")
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
-    usual = [name for name in CONTENDERS if name != "mgrpo_skip"]  # which has its own question
+    usual = [name for name in CONTENDERS if not name.endswith("_skip")]  # another question
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=usual)
     parser.add_argument("--seeds", type=int, nargs="+", default=[120])
     parser.add_argument("--report", type=int, nargs="+", default=[], metavar="SEED",
