@@ -22,7 +22,8 @@ WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentu
          "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
          "sure_open": "unanimous labels, entropy kept",
          "mgrpo_skip": "M-GRPO, no step without a signal",
-         "sure_open_skip": "entropy kept, no step without a signal", "grpo": "gold labels"}  # fmt: skip
+         "sure_open_skip": "entropy kept, no step without a signal",
+         "grpo": "gold labels"}  # fmt: skip
 
 
 def main() -> None:
