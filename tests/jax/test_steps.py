@@ -191,6 +191,10 @@ def test_masked_and_missing_leaves_are_passed_over():
     updates = first_step(mj.muon(0.1, steps=1), params, params)
     assert updates["frozen"] is None
     assert updates["w"].any()
+    # A gradient missing where there are weights must not shift the pairs.
+    tx, full = mj.scale_by_muon(weight_decay=0.1), {"frozen": grads["w"], "w": grads["w"]}
+    with pytest.raises(ValueError, match="None"):
+        tx.update(params, tx.init(full), full)
 
 
 def test_views_filter_the_matrices_they_name():

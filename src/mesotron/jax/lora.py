@@ -80,8 +80,8 @@ def lora_product(
             raise ValueError("a LoRA product needs the weights: call update(grads, state, params)")
         rate, mu, decay = (value_at(x, state.step) for x in (learning_rate, momentum, weight_decay))
         names = [name for name, _ in named_leaves(updates)]
-        grads, weights = jax.tree.leaves(updates), jax.tree.leaves(params)
-        momenta = jax.tree.leaves(state.momentum)
+        grads, structure = jax.tree.flatten(updates)
+        weights, momenta = map(structure.flatten_up_to, (params, state.momentum))
         steps = list(grads)
         for path, (other, inputs_first) in find_pairs(updates).items():
             pair = (names.index(path), names.index(other))
@@ -107,7 +107,6 @@ def lora_product(
                 move = -e / lora_scale * unit + ((keep - 1) * old if old is B else 0)
                 move = jnp.where(ok, move.mT if inputs_first else move, 0)
                 steps[k] = move.reshape(grads[k].shape).astype(grads[k].dtype)
-        structure = jax.tree.structure(updates)
         step = jnp.asarray(optax.safe_increment(state.step))
         kept = jax.tree.unflatten(jax.tree.structure(state.momentum), momenta)
         return jax.tree.unflatten(structure, steps), LoraState(step, kept)

@@ -90,11 +90,12 @@ class SpectralRule:
                 "weight decay needs the weights: call update(grads, state, params), or set "
                 "weight_decay=0 (as a plain number: an injected one could become nonzero)"
             )
-        names, grads = zip(*named_leaves(updates)) if jax.tree.leaves(updates) else ((), ())
+        names = [name for name, _ in named_leaves(updates)]
+        grads, structure = jax.tree.flatten(updates)
         # The running mean of the finite gradients.
         momenta = [
             jnp.where(_finite(g), _mix(g, m, mu).astype(m.dtype), m)
-            for g, m in zip(grads, jax.tree.leaves(state.momentum))
+            for g, m in zip(grads, structure.flatten_up_to(state.momentum))
         ]
         directions = momenta
         if self.nesterov:
@@ -112,11 +113,10 @@ class SpectralRule:
             records = [self._record(*leaf) for leaf in zip(views, filtered, steps, grads)]
             stats = spectral_stats(self.group, value_at(self.rate, state.step), records)
         if decays:
-            steps = [s + decay * p for s, p in zip(steps, jax.tree.leaves(params))]
+            steps = [s + decay * p for s, p in zip(steps, structure.flatten_up_to(params))]
         # A nonfinite gradient makes no step: weight and momentum stay as they were.
         steps = [jnp.where(_finite(g), s, 0).astype(g.dtype) for s, g in zip(steps, grads)]
         steps, momenta = self._placed(names, steps), self._placed(names, momenta)
-        structure = jax.tree.structure(updates)
         step = jnp.asarray(optax.safe_increment(state.step))
         new_state = SpectralState(step, jax.tree.unflatten(structure, momenta), stats, lines)
         return jax.tree.unflatten(structure, steps), new_state
