@@ -158,6 +158,8 @@ def test_words_are_known_hashed_and_truncated():
     assert ids[0, 3] == encoders.PADDING
     assert (ids[:, 0] != encoders.PADDING).all()  # an empty text has one word
     assert ids[2, 0] == encoders.encode_words(["zeppelin"])[0, 0]
+    other = encoders.encode_words(["拿起红色方块", "拿起蓝色方块", "Поднять куб!", "поднять_куб"])
+    assert len({tuple(row) for row in other.tolist()}) == 3  # other scripts are words too
     tokens = torch.tensor([[[1.0], [3.0], [100.0]]])
     assert encoders.TextTokens(tokens, torch.tensor([[True, True, False]])).pooled().item() == 2
 

@@ -215,7 +215,7 @@ def encode_words(texts: Sequence[str]) -> Tensor:
     def word_id(word: str) -> int:
         return _WORD_IDS.get(word, 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS)
 
-    words = [re.findall(r"[a-z0-9]+", text.lower())[:MAX_WORDS] or [""] for text in texts]
+    words = [re.findall(r"[^\W_]+", text.lower())[:MAX_WORDS] or [""] for text in texts]
     length = max(map(len, words))
     return torch.tensor([[*map(word_id, row), *[PADDING] * (length - len(row))] for row in words])
 
