@@ -50,6 +50,10 @@ def rise(k, high=0.9):
     return 0.3 + (high - 0.3) * min(k / 80, 1)
 
 
+def rise_and_fall(k):
+    return min(rise(k), fall(k, 80, 16, 0.9, 0.0))
+
+
 def cold(until):
     return trl(lambda k: 0.0 if k < until else min(0.05 + 0.01 * (k - until), 0.7), noise=0,
                reward_std=lambda k: 0.3 * (k >= until), grad_norm=lambda k: 0.4 * (k >= until),
@@ -149,6 +153,8 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
                                    100 - 70 * min(k / 40, 1)), "healthy", None, {"warn"}),
     "without an end": (trl(rise, completions__clipped_ratio=lambda k: min(k / 60, 1.0)),
                        "drifting", "length_explosion", {"stop"}),
+    "reward and accuracy fall together": (trl(rise_and_fall, eval__accuracy=rise_and_fall), "dead",
+                                          "reward_collapse", set()),
 }  # fmt: skip
 
 

@@ -249,6 +249,8 @@ class Symptom:
                 return False  # a long window lags behind a rise and remembers what is over
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
+            if self.since == "best":  # a long window remembers what is over
+                distance = window.track.windows[0].now - reference
             return near_zero or abs(distance) <= required
         if self.moved == "not_up":  # what a longer window shows has risen, too
             return distance <= required or not any(
