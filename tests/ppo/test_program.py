@@ -108,6 +108,7 @@ def test_runs_are_every_combination_of_sweep_values_and_seeds():
         ("muon_lr=0.1", "adam", "muon_lr"),
         ("aux-adam-lr=0.1", None, "aux_adam_lr"),
         ("lr=0.1,0.2", "pion", "lr"),
+        ("lr=0.1 ent-coef=0,1 lr=0.2", None, "lr=0.2 names one twice"),
         ("kl_coef=0,0.1", None, "--kl-coef 0.1"),
         ("gamma=0.9,2", None, "--gamma 2"),
     ],
@@ -115,7 +116,7 @@ def test_runs_are_every_combination_of_sweep_values_and_seeds():
 def test_sweeps_that_are_malformed_or_without_effect_are_refused(
     sweep, optim, name, tmp_path, capsys
 ):
-    words = ["ppo", "snake", "--sweep", sweep, *(["--optim", optim] if optim else [])]
+    words = ["ppo", "snake", "--sweep", *sweep.split(), *(["--optim", optim] if optim else [])]
     assert main([*words, "--save-dir", str(tmp_path)]) == 2
     assert name in capsys.readouterr().err
     assert not list(tmp_path.iterdir())  # before there is a run folder

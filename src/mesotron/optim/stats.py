@@ -35,8 +35,7 @@ class _Blocks(NamedTuple):
         live, passed = self.filtered.norm > 0, self.filtered.passed.double()
         step_size = move(self.step_size.double(), passed.device)
         one = torch.ones_like(passed)
-        dead = passed < DEAD_NORM**2
-        seen = (one, self.filtered.concentration.double(), passed, dead)
+        seen = (one, self.filtered.concentration.double(), passed, passed < DEAD_NORM**2)
         moved = (passed * step_size.square(), one * self.numel, one)
         return torch.stack([*moved, *(torch.where(live, x, 0.0) for x in seen)], dim=1)
 

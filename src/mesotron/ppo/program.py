@@ -38,6 +38,8 @@ class Runs(NamedTuple):
 def read_runs(config: SnakeConfig) -> Runs:
     """Every combination of `config.sweep` and `config.num_seeds`."""
     axes = dict(_read_axis(item) for item in config.sweep)
+    if len(axes) < len(config.sweep):
+        raise ValueError(f"--sweep {' '.join(config.sweep)} names one twice: join its values by ,")
     for name in axes.keys() & ({"muon_lr", "aux_adam_lr"} if config.rule == "adam" else {"lr"}):
         raise ValueError(f"--sweep {name} has no effect on {config.rule}: choose another --optim")
     seeds = [config.seed + k for k in range(config.num_seeds)]
