@@ -106,6 +106,8 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert [each["verdict"] for each in record["runs"]] == ["dead", "healthy", "healthy"]
     assert list(record["unread"]) == [str(tmp_path / "d.jsonl")]
+    assert cli.main(["watch", str(tmp_path), "--alerts", "command:true"]) == 2
+    assert "--alerts" in capsys.readouterr().err
 
 
 def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):

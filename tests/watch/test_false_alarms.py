@@ -32,6 +32,18 @@ def test_chance_in_evaluations_stops_hardly_any_flat_run(runs):
     assert sum(stopped) <= 0.02 * len(stopped)
 
 
+@pytest.mark.parametrize("known", [{}, {"eval/problems": 100.0}])
+def test_chance_in_evaluations_of_a_reward_stops_hardly_any_flat_run(known):
+    def rows(scores):  # no shares of right answers
+        return [{"step": 10 * k, "eval/reward": float(x)} | known for k, x in enumerate(scores)]
+
+    draw, stopped = np.random.default_rng(0), []
+    for mean, deviation in ((-1, 0.15), (2, 0.3), (50, 5)):
+        stopped += [is_stopped(rows(draw.normal(mean, deviation, size=20))) for _ in range(10)]
+    assert sum(stopped) <= 2
+    assert is_stopped(rows([2.0, 2.02, 1.99, 2.01, 2.0, 2.01, 0.4, 0.39, 0.41]))
+
+
 def flat_run(draw, prompts, accuracy, rows):
     """Rows in which nothing changes but the prompts, easy and hard ones."""
     easy = draw.beta(1.2 * accuracy, 1.2 * (1 - accuracy), size=(rows, prompts))

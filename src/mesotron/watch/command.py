@@ -42,6 +42,8 @@ def run(config: WatchConfig) -> int:
     console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
     notes: list[str] = []
     runs = [config.path] if config.follow else find_runs(config.path, config.kind, notes)
+    if config.alerts and len(runs) > 1:
+        raise ValueError(f"--alerts needs one run of {config.path}, such as {runs[0]}")
     path = config.path.resolve()
     link = config.link or str(path / "report.html")
     alerts = Alerts(config.alerts, run=path.name, link=link, price=config.price)

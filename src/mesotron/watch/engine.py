@@ -74,7 +74,8 @@ class Engine:
         for name, value in values.items():
             if is_finite(value):
                 self._track(name).add(value, self.step)
-        if values.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
+        is_share = "eval/reward" not in numbers  # whose noise is not that of coin tosses
+        if is_share and values.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
             self.tracks["heldout"].trials = values["heldout_problems"]
         return [event for d in self.detectors for event in self._check(d, values.keys())]
 

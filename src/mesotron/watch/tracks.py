@@ -32,6 +32,7 @@ NOTHING = 1e-9  # share of a level that is only rounding
 LOWEST = 32  # values remembered for the floor
 MANY, OUTLIER = 20, 100  # values before a square is limited to this multiple of the usual one
 POOLED = 3  # values in the long window of a sparse metric
+MIN_SCATTER = 5  # values that tell the noise of a sparse metric that is not a share
 ASSUMED_TRIALS = 100  # problems per evaluation where the log does not say
 # Onset: a value is healthy if it has moved less than this share of the way from its reference,
 # by a running median, so that one lucky row in a decline does not count.
@@ -158,9 +159,12 @@ class Track:
                 if slow > fast > 0:  # blocks see only a part of what lasts longer than they do
                     slow *= (slow / fast) ** LASTING
                 self._noise = max(fast, slow)
-            if self.sparse and not self.trials and all(0 <= value <= 1 for value in self.recent):
+            if self.sparse and not self.trials:
                 # The scatter of two or three values may be zero by chance.
-                self._noise = max(self._noise, self._binomial(ASSUMED_TRIALS))
+                if all(0 <= value <= 1 for value in self.recent):
+                    self._noise = max(self._noise, self._binomial(ASSUMED_TRIALS))
+                elif self.num_seen < MIN_SCATTER:
+                    self._noise = max(map(abs, self.recent))  # so that no change exceeds it
         return self._noise
 
     def _binomial(self, trials: float) -> float:
