@@ -369,6 +369,8 @@ def run(config: EvalConfig) -> int:
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     options["examples"], results = task.examples, []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
+    which = " and ".join(each.name for each in subjects)
+    print(f"evaluating {which} on {len(task.eval)} problems", file=sys.stderr, flush=True)
     with Verifier() as verifier, _progress_bar(total) as advance:
         judge = Judge(task.format, verifier)
         options |= {"judge": judge, "progress": advance}
