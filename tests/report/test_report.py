@@ -333,10 +333,11 @@ def test_model_output_never_becomes_markup(tmp_path):
 
 def test_text_and_json_are_made_safe():
     assert visible("a\tb\nc é 漢 🙂\u200b") == "a\tb\nc é 漢 🙂⟨U+200B⟩"
-    held = embed({"k</script>": [ATTACK, 1.0, float("inf"), None, True, 12]})
+    held = embed({"k</script>": [ATTACK, 1.0, float("inf"), None, True, 100_123.0, 0.123456]})
     assert held.isascii()
     assert "<" not in held
-    assert json.loads(held) == {"k</script>": [visible(ATTACK), 1, None, None, True, 12]}
+    values = [visible(ATTACK), 1, None, None, True, 100_123, 0.1235]
+    assert json.loads(held) == {"k</script>": values}
 
 
 def test_the_policy_allows_two_scripts_and_no_request(tmp_path):

@@ -150,7 +150,7 @@ def visible(value: Any) -> Any:
 
 
 def embed(value: Any) -> Markup:
-    r"""JSON for a script element: no tag can end in it, numbers have four digits, no NaN."""
+    r"""JSON for a script element: no tag can end in it, fractions have four digits, no NaN."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -160,8 +160,8 @@ def embed(value: Any) -> Markup:
         if isinstance(value, float):
             if not math.isfinite(value):
                 return None
-            short = float(f"{value:.4g}")
-            return int(short) if short == int(short) and abs(short) < 1e15 else short
+            short = value if value.is_integer() else float(f"{value:.4g}")  # steps are exact
+            return int(short) if short.is_integer() and abs(short) < 1e15 else short
         return visible(value) if isinstance(value, str) else value
 
     return htmlsafe_json_dumps(plain(value), separators=(",", ":"), allow_nan=False)
@@ -230,7 +230,7 @@ def numbers_table(chart: Chart) -> Block:
     for line in chart.lines:
         found, cells = line.summary, ["", "", "", ""]
         if found["count"]:
-            extremes = [f"{number(v)} at step {s:g}" for v, s in (found["low"], found["high"])]
+            extremes = [f"{number(v)} at step {s:.10g}" for v, s in (found["low"], found["high"])]
             cells = [number(found["first"][0]), number(found["last"][0]), *extremes]
         broken = ", ".join(f"step {step}" for step in found["broken"][:3])
         more = f" and {len(found['broken']) - 3} more" if len(found["broken"]) > 3 else ""

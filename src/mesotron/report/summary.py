@@ -178,7 +178,7 @@ def _condition(run: Run) -> str:
     if diagnosis.condition == "unknown":
         return "The log does not show whether the model learns."
     if diagnosis.condition == "healthy":
-        return "No problems detected." if run.condition == "healthy" else "Healthy at the end."
+        return "No problems detected."
     cause = (diagnosis.cause or "").replace("_", " ")
     text = f"{diagnosis.condition.capitalize()} since step {diagnosis.phases[-1].first}: {cause}"
     if diagnosis.condition == "dead" and diagnosis.wasted is not None:
