@@ -222,6 +222,8 @@ def test_the_page_says_what_the_watch_says(tmp_path):
     page = page_of(tmp_path / "undone")
     assert {"class": "figure healthy"} in page.find("div")
     assert "rolled back" in page.text.lower()
+    assert "after a rollback" in page.text
+    assert "no problems" not in page.text.lower()
 
 
 def test_an_output_folder_of_trl_is_one_run(tmp_path):

@@ -85,7 +85,8 @@ def figures_of(run: Run) -> list[Figure]:
         figures = [Figure(score.label, score.text, "mean of the last tenth")]
     if run.condition:
         cause = run.diagnosis.cause if run.diagnosis else None
-        without = "too little is logged" if run.condition == "unknown" else "no problems"
+        without = "rolled back" if _was_rolled_back(run) else "no problems"
+        without = "too little is logged" if run.condition == "unknown" else without
         figures.append(Figure("watch", run.condition, (cause or without).replace("_", " ")))
     if (seconds := seconds_of(run)) is not None:
         figures.append(Figure("time", spell_time(seconds), str(run.environment.get("device", ""))))
@@ -178,6 +179,8 @@ def _condition(run: Run) -> str:
     if diagnosis.condition == "unknown":
         return "The log does not show whether the model learns."
     if diagnosis.condition == "healthy":
+        if _was_rolled_back(run):
+            return "Healthy after a rollback."
         return "No problems detected."
     cause = (diagnosis.cause or "").replace("_", " ")
     text = f"{diagnosis.condition.capitalize()} since step {diagnosis.phases[-1].first}: {cause}"
@@ -185,6 +188,10 @@ def _condition(run: Run) -> str:
         share = f"{diagnosis.wasted:.0%} of the {diagnosis.unit}"
         text += f"; {share} came after the last useful step, {diagnosis.useful_step}"
     return f"{text}."
+
+
+def _was_rolled_back(run: Run) -> bool:
+    return any(each.action == "rollback" for each in (run.diagnosis.actions if run.diagnosis else ()))
 
 
 def _change(run: Run, metric: str, name: str = "") -> str:
