@@ -8,6 +8,7 @@ import pytest
 
 from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos import plan_demos
+from mesotron.vla.evaluation import measure
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
 from mesotron.vla.rollout import evaluate_expert
 from mesotron.vla.worlds import build_world
@@ -105,6 +106,9 @@ def test_unsupported_settings_are_refused(monkeypatch):
     ):
         with pytest.raises(ValueError, match=keyword):
             build_world(replace(CONFIG, **changes))
+    options = {"episodes": 1, "execute": 1, "workers": 1, "perturb": ("position",)}
+    with pytest.raises(ValueError, match="position"):
+        measure(lambda observations: pytest.fail("played first"), CONFIG, **options)
 
 
 def test_rays_hit_a_ball():

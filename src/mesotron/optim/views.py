@@ -129,8 +129,7 @@ class View:
 
     def _uneven(self, base: Tensor, rows: bool) -> list[Window]:
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
-        per_group = (self.groups or 1, sum(self.sizes))
-        cut = matrices.unflatten(1 if rows else 2, per_group)
+        cut = matrices.unflatten(1 if rows else 2, (self.groups or 1, sum(self.sizes)))
         windows, start = [], 0
         for size in self.sizes:
             part = cut.narrow(2 if rows else 3, start, size)

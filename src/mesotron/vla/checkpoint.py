@@ -28,7 +28,7 @@ class Saved(NamedTuple):
     step: int
     world: WorldConfig | None  # None for recordings from elsewhere
     path: Path  # of the checkpoint
-    execute: int | None  # the run's `--execute`
+    execute: int | None  # the run's `--execute`; missing in older checkpoints
 
 
 def save(root: Path, trainer: "Trainer", world: WorldConfig | None, keep: int) -> None:
@@ -80,8 +80,7 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{folder} is damaged, give another checkpoint ({reason})") from error
     world = None if world is None else from_plain(WorldConfig, world, source)
-    execute = description.get("execute")  # missing in older checkpoints
-    return Saved(policy.to(device).eval(), step, world, folder, execute)
+    return Saved(policy.to(device).eval(), step, world, folder, description.get("execute"))
 
 
 def restore(trainer: "Trainer", folder: Path, step: int) -> None:

@@ -82,6 +82,8 @@ def measure(
     controls: bool = True, perturb: Sequence[str] = (), first_seed: int = EVAL_SEED, gifs: int = 0,
 ) -> dict[str, EvalResult]:  # fmt: skip
     """Play the same seeded episodes in every column; see `evaluate` for the shared arguments."""
+    for name in perturb:  # refuse what the world lacks before hours of episodes
+        build_world(replace(world, perturbation=name))
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}
     results = {SUCCESS: evaluate(act, world, seeds, frames=gifs, **options)}
