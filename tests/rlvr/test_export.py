@@ -174,12 +174,14 @@ def test_a_conversation_ends_without_a_traceback(lora_run, capsys, monkeypatch):
 def test_doctor_reads_the_driver_and_says_what_is_slow(tmp_path, monkeypatch, capsys):
     assert main(["doctor"]) == 0  # of this machine
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'Tesla T4, 15360, 1024, 550.54, 7.5'\n")
+    lines = ("Tesla T4, 15360, 1024, 550.54, 7.5", "NVIDIA B200, 183296, 0, 580.1, 10.0")
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     list_gpus.cache_clear()
     try:
-        assert list_gpus() == (Gpu("Tesla T4", 15.0, 1.0, "550.54", (7, 5)),)
+        newer = Gpu("NVIDIA B200", 179.0, 0.0, "580.1", (10, 0))
+        assert list_gpus() == (Gpu("Tesla T4", 15.0, 1.0, "550.54", (7, 5)), newer)
         assert main(["doctor"]) == 0
     finally:
         list_gpus.cache_clear()

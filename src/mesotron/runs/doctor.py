@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
     memory: float  # GiB
     used: float  # GiB
     driver: str
-    capability: tuple[int, int]
+    capability: tuple[int, ...]
 
 
 @cache
@@ -40,7 +40,7 @@ def list_gpus() -> tuple[Gpu, ...]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
         return tuple(
-            Gpu(name, float(total) / 1024, float(used) / 1024, driver, (int(cap[0]), int(cap[-1])))
+            Gpu(name, float(total) / 1024, float(used) / 1024, driver, (*map(int, cap.split(".")),))
             for name, total, used, driver, cap in rows
         )
     except (OSError, subprocess.SubprocessError, ValueError):
