@@ -191,7 +191,8 @@ def _condition(run: Run) -> str:
 
 
 def _was_rolled_back(run: Run) -> bool:
-    return any(each.action == "rollback" for each in (run.diagnosis.actions if run.diagnosis else ()))
+    actions = run.diagnosis.actions if run.diagnosis else ()
+    return any(each.action == "rollback" for each in actions)
 
 
 def _change(run: Run, metric: str, name: str = "") -> str:
