@@ -153,8 +153,6 @@ def dispatch(args: list[str]) -> int:
     for path in (word.rpartition("=")[2] for word in args):
         if path.startswith("~") and " " not in path and os.path.expanduser(path) == path:
             raise UsageError(f"{path}: there is no such user's home folder; write the path out")
-    if args[0] in ("bench", "bundle"):  # former commands
-        raise UsageError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
     name, rest = split_name(args)
     if name not in COMMANDS:
         print(overview(group=name))

@@ -45,8 +45,8 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         by_seed=[fmean(cell.per_problem or ()) for cell in scored],
-        seconds=_mean([cell.seconds for cell in scored]),
-        tokens=_mean([cell.tokens for cell in scored]),
+        seconds=fmean(cell.seconds or 0.0 for cell in scored) if scored else None,
+        tokens=fmean(cell.tokens or 0.0 for cell in scored) if scored else None,
         threshold_seconds=halfway if halfway < math.inf else None,
         trials=sum(cell.contender == name and cell.stage == "search" for cell in record.cells),
         extended=search.extended * record.plan["search_seeds"],
@@ -90,11 +90,6 @@ def _final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
 
 def _scores(cells: Sequence[Cell]) -> np.ndarray:
     return np.array([cell.per_problem for cell in cells], dtype=np.float64)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[Row]]) -> None:

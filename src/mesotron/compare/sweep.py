@@ -183,8 +183,7 @@ class Study:
         for name, old, new in (("goal", direction, goal), ("metric", known, metric)):
             if old != new:
                 raise ValueError(f"the study has the {name} {old}, not {new}: use another --study")
-        if "metric" not in self.study.user_attrs:
-            self.study.set_user_attr("metric", metric)
+        self.study.set_user_attr("metric", metric)
 
     def next(self) -> Trial | None:
         trials = self.study.get_trials(deepcopy=False)
