@@ -140,10 +140,6 @@ class Track:
         return self.sizes[0] == 1
 
     @property
-    def mean(self) -> float:
-        return self.total / max(self.num_seen, 1)
-
-    @property
     def floor(self) -> float:
         """The value of a policy that has lost everything: 0, or the lowest percent if negative."""
         return min(0.0, self.lowest[min(self.num_seen // 100, len(self.lowest) - 1)])
@@ -234,7 +230,8 @@ class Symptom:
         """Whether the window shows it, by more than `noise` standard errors."""
         noise *= self.noise_share
         if self.moved in ("above", "below"):
-            now = window.track.mean if self.since == "run" else window.now
+            mean = window.track.total / window.track.num_seen
+            now = mean if self.since == "run" else window.now
             return self._is_past(now, self.level)
         if self.floor is not None and self._is_past(window.now, self.floor):
             return True
