@@ -53,6 +53,8 @@ def one_of(path: str, **config):
         ({"question": "P", "response": "It depends.\nOn much."}, "", "P", None),
         ({"question": "P", "tests": ["a"], "answer": ["a"]}, "", "P", None),
         ({"q": "P", "a": 7}, "prompt=q,gold=a", "P", "7"),
+        ({"prompt": "P", "reward_model": {"ground_truth": "7"}}, "", "P", "7"),  # verl
+        ({"prompt": "P", "info": {"gold": 7}}, "gold=info.gold", "P", "7"),
         ({"question": "P", "answer": 7}, "gold=", "P", None),
         ({"messages": [{"role": "user", "content": "P"}]}, "", "P", None),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "P"}]},
@@ -64,7 +66,8 @@ def one_of(path: str, **config):
 def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
     problem = one_of(write(tmp_path / "mine.jsonl", [row]), columns=columns)
     assert (problem.question, problem.gold) == (question, gold)
-    assert problem.columns == row
+    fields = {name: value for name, value in problem.columns.items() if "." in name}
+    assert problem.columns == row | fields
 
 
 def test_one_text_among_answers_is_named(tmp_path, caplog):
@@ -112,7 +115,7 @@ def test_files_are_held_out_and_mixed_by_their_weights(tmp_path):
     config = TaskConfig(data=(small, large))
     train, held_out, sources = read_own(config)
     assert (len(train), len(held_out)) == (80, 20)  # at most one in five
-    assert "gold = answer" in sources[0].describe()
+    assert f"gold = answer, such as '{sources[0].train[0].gold}'" in sources[0].describe()
     train, held_out, _ = read_own(TaskConfig(data=(small, large), weights=(3, 1), num_eval=8))
     count = sum(one.id.startswith("small") for one in train)
     assert (count, len(train)) == (75, 100)  # repeated, in all as many as there are rows

@@ -76,7 +76,6 @@ def run(config: ChatConfig) -> int:
 
 
 def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
-    """The system prompt as in the run's training; none for a model that is not a run."""
     if config.system is not None:
         return [{"role": "system", "content": config.system}] if config.system else []
     if subject.start is None:

@@ -282,7 +282,6 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
 
 
 def save_state(folder: Path, name: str, tree: Any) -> None:
-    """Write a tree of plain values and tensors as NAME.json and NAME.safetensors."""
     tensors: dict[str, Tensor] = {}
     plain = take_tensors_out(tree, name, tensors)
     (folder / f"{name}.json").write_text(json.dumps(plain))

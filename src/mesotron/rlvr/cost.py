@@ -103,7 +103,6 @@ def run(config: PlanConfig) -> int:
 
 
 def find_problems(task: TaskConfig) -> Problems:
-    """Training problems by the table, by counting those on disk, or as given."""
     if task.data:
         hub = [name for name in task.data if not Path(name).expanduser().exists()]
         local = tuple(name for name in task.data if name not in hub)
@@ -315,7 +314,6 @@ def show(result: Estimate, plan: Estimator, console: Console) -> None:
 
 
 def advise(plan: Estimator) -> list[str]:
-    """What to change if the run does not fit, or if sampling takes most of the time."""
     config, now, gpu, rollout = plan.config, plan.prediction, plan.gpu, plan.config.rollout
     if now is None or gpu is None:
         return []

@@ -95,7 +95,6 @@ def find_shape(name: str) -> Shape | None:
 
 
 def find_device(name: str) -> GpuName | None:
-    """The GPU behind the name that its driver gives."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     return next((key for key in DEVICES if key in words), None)
 

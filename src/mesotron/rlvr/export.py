@@ -124,7 +124,6 @@ def push(name: str, out: Path) -> None:
 
 
 def model_card(run: RunFolder, name: str, whole: bool) -> str:
-    """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
     from mesotron.rlvr.run_report import headline, score_table, watch_lines
 
     settings, result, env, rows = run.config, run.result, run.environment, run.rows("metrics")

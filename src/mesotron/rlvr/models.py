@@ -132,7 +132,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_precision(config: Run, has_bfloat16: bool) -> Run:
-    """The run's config with `model.dtype` auto resolved for training."""
     if config.model.dtype != "auto" or not has_bfloat16:
         return config
     # An update of 1e-5 is lost in bfloat16 weights; frozen ones have none.

@@ -109,7 +109,6 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
 def trl_arguments(
     objective: ObjectiveConfig, rollout: RolloutConfig, optim: OptimConfig, num_processes: int = 1
 ) -> dict[str, Any]:
-    """Keyword arguments of `trl.GRPOConfig` for these parts of a run."""
     resolved = resolve(objective, rollout.generations)
     generations = trained_generations(resolved, rollout.generations)
     constant = "constant_with_warmup" if optim.warmup else "constant"
@@ -190,7 +189,6 @@ def first_round_rows(rows: int, generations: int, oversample: float) -> int:
 def first_round_prompts(
     objective: ObjectiveConfig, rollout: RolloutConfig, num_processes: int = 1
 ) -> int:
-    """Prompts of the first round over all processes."""
     G = trained_generations(resolve(objective, rollout.generations), rollout.generations)
     share = rollout.prompts * G // num_processes
     return first_round_rows(share, G, objective.dynamic_oversample) * num_processes // G

@@ -43,7 +43,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
 
 
 def check_settings(config: OptimConfig) -> None:
-    """Raise ValueError for settings the optimizer rejects, before a model is loaded."""
     build_optimizer(nn.Linear(8, 8), replace(config, per_head=False))  # a model has the heads
 
 

@@ -134,7 +134,6 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
 
 
 def indented(text: str) -> str:
-    """A block of text that no completion can break out of."""
     lines = scores.shorten(text).splitlines() or ["(nothing)"]
     return "\n".join(f"    {line}" for line in lines)
 

@@ -77,7 +77,6 @@ def new_run(config: Limited) -> Plan[Limited]:
 
 
 def run_name(config: TrainConfig | SftConfig) -> str:
-    """The data's name, or the recipe's."""
     names = ["sft"] if isinstance(config, SftConfig) else []
     if config.task.data or config.task.is_gym:
         names.append(config.task.title[:60])

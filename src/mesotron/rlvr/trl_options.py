@@ -57,7 +57,6 @@ def trl_options(config: TrainConfig) -> dict[str, Any]:
 
 @cache
 def grpo_fields() -> dict[str, str]:
-    """Fields of the installed `GRPOConfig` and their annotations."""
     found: dict[str, str] = {}
     for package, file, name in SOURCES:
         origin = getattr(find_spec(package), "origin", "")

@@ -18,7 +18,8 @@ from mesotron.rlvr.tasks.problem import Problem, digest, hold_out, log
 from mesotron.rlvr.tasks.table import Row, read_splits
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
-GOLD_COLUMNS = ("answer", "solution", "gold", "response")
+# The last one is verl's: a field of a column.
+GOLD_COLUMNS = ("answer", "solution", "gold", "response", "reward_model.ground_truth")
 HELD_OUT_SHARE = 5  # at most one row in five of a file without a test split is held out
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 CALCULATOR_MARK = re.compile(r"<<[^<>\n]{0,200}>>")
@@ -40,7 +41,7 @@ class Source:
 
     def describe(self) -> str:
         golds = [problem.gold for problem in self.train]
-        kind = "none" if self.gold is None else self.gold
+        kind = "none" if self.gold is None else f"{self.gold}, such as {golds[0]!r:.40}"
         if self.gold is not None and golds[0] is None:
             kind = f"{self.gold} (text for the reward only: no short answer to check)"
         others = [name for name in self.names if name not in (self.prompt, self.gold)]
@@ -49,7 +50,6 @@ class Source:
 
 
 def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Source]]:
-    """Training and held-out problems of `config.data`, mixed by `config.weights`."""
     sources = [
         read_source(path, config, "" if len(config.data) == 1 else str(k))
         for k, path in enumerate(config.data, start=1)
@@ -82,8 +82,9 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     train, test = read_splits(location, subset)
     if not train:
         raise ValueError(f"{path} has no rows: check --data")
-    names = tuple(train[0].values)
     given = dict(item.split("=", 1) for item in config.columns.split(",") if item)
+    add_fields([*train, *(test or ())], [*given.values(), *GOLD_COLUMNS])
+    names = tuple(train[0].values)
     for column in filter(None, given.values()):
         if column not in names:
             raise ValueError(
@@ -122,6 +123,14 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
     return Source(path, prompt, shown, names, made, tested)
+
+
+def add_fields(rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Make columns of fields of other columns, such as reward_model.ground_truth."""
+    for column, _, field in (name.partition(".") for name in names):
+        for row in rows:
+            if field and isinstance(outer := row.values.get(column), dict) and field in outer:
+                row.values[f"{column}.{field}"] = outer[field]
 
 
 def parse_switches(rows: Sequence[Row], columns: Sequence[str]) -> None:

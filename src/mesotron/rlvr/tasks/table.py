@@ -43,7 +43,6 @@ class Row:
 
 
 def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[Row] | None]:
-    """Training rows, and held-out rows if the data have their own split."""
     local = Path(path).expanduser()
     if local.is_dir():
         return _read_folder(local)
