@@ -44,7 +44,7 @@ class DemosConfig(Config):
     starts: int | None = None
     """Frames with the hand at a random place (unset: ten per episode in our worlds, else none)."""
     every: int = setting(1, ge=1)
-    """Record every N-th observation; where rendering is slow, more scenes teach more than frames."""
+    """Record every N-th observation; where rendering is slow, more scenes teach more."""
     horizon: int = setting(8, ge=1)
     """Actions recorded after each single frame; at least the policy's chunk."""
     noise: float = setting(0.15, ge=0)
