@@ -202,8 +202,8 @@ def test_findings_need_significant_and_large_gaps():
     assert "20.0%" in command.describe_temperature(scores.Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
     assert command.describe_temperature(scores.Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
     assert command.describe_temperature(scores.Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
-    assert "40.0%" in command.describe_format(0.2, 0.6, "greedy")[0]
-    assert command.describe_format(0.6, 0.6, "greedy") == []
+    assert "40.0%" in command.describe_format(0.2, 0.6)[0]
+    assert command.describe_format(0.6, 0.6) == []
 
 
 def test_the_tiny_model_is_measured():

@@ -310,6 +310,7 @@ def test_names_are_read_by_their_words(metric, names):
 
 def test_names_that_are_not_known():
     assert guess_reward(["reward", "accuracy"]) == []
+    assert guess_reward(["reward_model/ground_truth"]) == []  # verl's data
     assert guess_reward(["accuracy", "reward_format", "loss"]) == ["accuracy"]
     parts = ["reward_brevity", "reward_style", "reward_style_std", "eval_reward_style"]
     assert guess_reward([*parts, "timing_s/reward", "num_rewards", "reward_lr"]) == parts[:2]

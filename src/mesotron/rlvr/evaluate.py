@@ -168,7 +168,7 @@ def evaluate(
     findings: list[str] = []
     strict = greedy_scores.strict.value if greedy_scores.strict else 0.0
     if greedy_scores.lenient and not by_reward:
-        findings += describe_format(strict, greedy_scores.lenient.value, "greedy")
+        findings += describe_format(strict, greedy_scores.lenient.value)
     cut, bad = (greedy_scores.rates[f"facts/{x}"] for x in ("truncated", "gold_unparseable"))
     limit = f"greedy: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
     broken = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
@@ -182,7 +182,6 @@ def evaluate(
             gaps.append(float(one.correct) - sum(f.correct for f in group) / samples)
         mean = sampled_scores.pass_at[1].value
         findings += describe_temperature(bootstrap(gaps, seed), strict, mean, temperature)
-        findings += describe_format(mean, sampled_scores.lenient.value, "sampled")
     transcripts = []
     for p, completion, f, earned in zip(problems, greedy, facts, rewards, strict=True):
         shown = earned if by_reward else None
@@ -266,11 +265,11 @@ def describe_temperature(
     return [f"{pass_1}, greedy accuracy only {greedy:.1%}: {text}"]
 
 
-def describe_format(strict: float, lenient: float, where: str) -> list[str]:
+def describe_format(strict: float, lenient: float) -> list[str]:
     if lenient - strict < MIN_GAP:
         return []
     return [
-        f"{where}: {lenient - strict:.1%} of the answers are correct but not in the format "
+        f"greedy: {lenient - strict:.1%} of the answers are correct but not in the format "
         f"({strict:.1%} strict, {lenient:.1%} lenient): reward the format, or teach it first with "
         "mesotron sft"
     ]
