@@ -96,6 +96,10 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
         k < 4)), "healthy", None, {"constant_reward", "reward_starvation"}),
     "normalized reward": (trl(lambda k: 0.0625, noise=0), "healthy", None, {"constant_reward"}),
     "dip": (trl(dip), "healthy", None, {"nonfinite"}),
+    "loss scaling": (trl(rise, grad_norm=lambda k: math.inf if k < 6 else 0.3), "healthy", None,
+                     {"stop"}),
+    "loss lost": (trl(rise, loss=lambda k: math.nan if k > 60 else 0.0), "dead", "nonfinite",
+                  set()),
     "solving": (trl(rise, entropy=lambda k: 0.7 * near_end(k), frac_reward_zero_std=lambda k: 0.1
                     + 0.8 * min(k / 80, 1)), "healthy", None, {"entropy_collapse"}),
     "certain too early": (

@@ -152,7 +152,7 @@ class Watch(TrainerCallback):
         if running is not None and not math.isfinite(logs.get("loss") or 0.0):
             running.zero_()  # Transformers subtracts it from itself, and NaN - NaN stays NaN
         new = self.monitor.update(_as_row(logs, state.global_step))
-        broken = self.guard == "rollback" and has_broken_weights(self.trainer.model, logs)
+        broken = self.guard in ("stop", "rollback") and has_broken_weights(model, logs)
         if broken:  # with patience the next step would sample from them
             stop = self.engine.force_stop("nonfinite")
             new = [stop, *(event for event in new if event.detector != stop.detector)]
@@ -283,9 +283,10 @@ class Watch(TrainerCallback):
             self.alerts.send(item)
 
 
-def has_broken_weights(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
+def has_broken_weights(model: torch.nn.Module | None, logs: Mapping[str, Any]) -> bool:
     """Whether a weight of any process is not finite; checked only if loss or gradient is not."""
-    if all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm")):
+    finite = all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm"))
+    if model is None or finite:
         return False
     params = [p.detach() for p in model.parameters() if p.requires_grad]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
