@@ -6,7 +6,7 @@ A run is rescued if it came to its last step and its final reward (mean of the l
 nine tenths of that of the healthy setting with the same optimizer and reward, at the same seed.
 Runs that do not fail when they are left alone are not counted: there is nothing to rescue. Where
 the guard has changed the reward, right answers are compared instead. Held-out accuracy, which is
-what one wants, stands beside it. Reads the packed files alone.
+the goal, stands beside it. Reads the packed files alone.
 """
 
 import json
@@ -19,7 +19,7 @@ from mesotron.watch.detectors import TWO_PART
 
 ENOUGH = 0.9
 CORPORA = [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]
-SEEDS = {"seeds 0 and 1": (0, 1), "seed 100, met by nobody": (100,)}
+SEEDS = {"seeds 0 and 1": (0, 1), "seed 100, held out": (100,)}
 Packed = dict[str, Any]
 
 

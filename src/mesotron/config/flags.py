@@ -21,7 +21,7 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 SHORT = {name: Short(*values) for name, values in _TABLES["short"].items()}
 ALSO_SHORT: dict[str, str] = _TABLES["also_short"]
 SYNONYMS: dict[str, str] = _TABLES["synonyms"]
-# Lists that nobody means to be empty.
+# Lists that cannot be empty.
 _NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20"}
 _NOT_EMPTY |= dict.fromkeys(("--data", "--task.data"), "a file, a folder or a hub name")
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}

@@ -118,7 +118,7 @@ def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
         files = [file for file in path.absolute().parent.glob("*/spent.json") if file.is_file()]
         newest = sorted(files, key=lambda file: -file.stat().st_mtime)[:MAX_RUNS]
         for file in newest:
-            with suppress(ValueError):  # somebody else's
+            with suppress(ValueError):  # another program's
                 run = RunFolder(file.parent)
                 if what_costs(run.config) == own:
                     return replace(read_spent(run.load("spent") or {}), seconds=0.0, dollars=None)

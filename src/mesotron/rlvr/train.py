@@ -34,7 +34,7 @@ from mesotron.runs.resume import Plan, plan_new, plan_resume
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
-MICRO_BATCH = 16  # completions per forward pass with one's own data, if it divides the batch
+MICRO_BATCH = 16  # completions per forward pass with --data, if it divides the batch
 Training = TypeVar("Training", bound=TrainConfig)
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
@@ -86,7 +86,7 @@ def run_name(config: TrainConfig | SftConfig) -> str:
 
 
 def resolve_own(config: Training) -> Training:
-    """Fill in what depends on several settings of a run on one's own data."""
+    """Fill in what depends on several settings of a run on own data."""
     if not reads_answers(config) and config.task.system is None:
         # A format is requested for answers that are checked; own rewards get the prompts as is.
         config = replace(config, task=replace(config.task, system=""))

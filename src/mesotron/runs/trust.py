@@ -1,6 +1,6 @@
 """Who may name code: the command line and the user's own TOML file.
 
-A run folder, a manifest or a checkpoint may be somebody else's. A `module:name` or program in
+A run folder, a manifest or a checkpoint may come from elsewhere. A `module:name` or program in
 one of them runs only after `--trust`, and the working folder is not searched for it.
 """
 
@@ -32,7 +32,7 @@ def code_names(config: Any) -> list[str]:
 
 
 def check_trusted(names: Collection[str], source: object, trust: bool) -> None:
-    """Refuse names from a file that may be somebody else's, unless the user trusts it."""
+    """Refuse names from a file that may come from elsewhere, unless the user trusts it."""
     if names and not trust:
         raise ValueError(
             f"{source} names code or addresses: {', '.join(names)}; look at them, then give their "

@@ -110,7 +110,7 @@ class Cost(NamedTuple):
     """FLOPs per multiply-add of products whose result is symmetric, which need only half of it."""
 
     square: int = 2  # S S^T, for which many BLAS libraries have a routine
-    commuting: int = 2  # S T with commuting symmetric S and T: takes a kernel of one's own
+    commuting: int = 2  # S T with commuting symmetric S and T: needs a special kernel
 
 
 PLAIN = Cost()
