@@ -320,9 +320,11 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
             trainer.train(str(checkpoint.path) if checkpoint else None)
         except ValueError as error:  # such as a reward function that raised
             saved, _ = newest_whole(plan.path / "checkpoints")
-            if saved is None:
+            if not trainer.state.global_step:
                 raise
-            after = f"then {resume_command(plan)} continues from step {saved.step}"
+            after = f"nothing was saved yet (--save-every {plan.config.save_every})"
+            if saved is not None:
+                after = f"then {resume_command(plan)} continues from step {saved.step}"
             raise ValueError(f"{error}; {after}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
