@@ -127,9 +127,9 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
 
 def add_fields(rows: Sequence[Row], names: Sequence[str]) -> None:
     """Make columns of fields of other columns, such as reward_model.ground_truth."""
-    for column, _, field in (name.partition(".") for name in names):
+    for column, _, field in (name.partition(".") for name in names if "." in name):
         for row in rows:
-            if field and isinstance(outer := row.values.get(column), dict) and field in outer:
+            if isinstance(outer := row.values.get(column), dict) and field in outer:
                 row.values[f"{column}.{field}"] = outer[field]
 
 
