@@ -30,7 +30,7 @@ def test_every_contender_is_a_valid_config():
 
 def test_the_recipe_is_the_fastest_that_arrived_on_all_tuning_seeds():
     task = ["reward.parts=two_part,near,overlong", "reward.overlong_buffer=1"]
-    raced = make_config("ours_bonus_0.1", 1, None, False, task)
+    raced = make_config("ours_16", 1, None, False, task)
     recipe = replace(make_recipe("arith_smollm2_fast"), seed=1)
     assert replace(raced, recipe="arith_smollm2_fast") == recipe
 
