@@ -48,11 +48,7 @@ def main() -> None:
                 if repeat:
                     seconds = [row[2] for row in run["curve"]]
                 curves.append((seconds, scores))
-                note = (
-                    ", three of them again, by the clock"
-                    if repeat
-                    else f", {len(chosen)} fresh seeds"
-                )
+                note = ", again by the clock" if repeat else f", {len(chosen)} fresh seeds"
                 axis.plot(seconds, scores, color, ls="--" if repeat else "-", lw=1,
                           label=None if k else label + note)  # fmt: skip
                 axis.plot(seconds[-1], scores[-1], "o", color=color, ms=3)
