@@ -197,8 +197,9 @@ def adapted(dtype: torch.dtype = torch.float32, **options) -> nn.Module:
         ({}, 2.0, torch.float32),
         ({"use_rslora": True}, 4.0, torch.bfloat16),
         ({"use_dora": True}, 2.0, torch.float32),
+        ({"lora_bias": True}, 2.0, torch.float32),
     ],
-    ids=["lora", "rslora", "dora"],
+    ids=["lora", "rslora", "dora", "bias"],
 )
 def test_peft_adapters_train_and_resume(options, scale, dtype):
     model = adapted(dtype, **options)

@@ -369,6 +369,8 @@ def _lora_role(
         return Role(kind, "DoRA magnitudes, one per output")
     if kind not in ("lora_A", "lora_B"):
         return Role(kind, "adapter of an embedding")
+    if len(site.shape) < 2:  # of PEFT's lora_bias
+        return Role("bias", "added, not multiplied")
     stacked = is_a(layer, "peft.tuners.lora.layer", "ParamWrapper")
     experts = getattr(layer, "num_experts", 1) if stacked else 1
     if experts > 1:  # A is (experts, rank, in) by rows, B is (out, rank, experts) by columns
