@@ -1,5 +1,5 @@
-"""Held-out accuracy over training time of the reported runs, at one machine's pace or by the clock,
-and the median time to lower accuracies.
+"""The page's table, held-out accuracy over training time of the reported runs, at one machine's
+pace or by the clock, and the median time to lower accuracies.
 
 python -m benchmarks.speedrun.draw
 """
@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET
+from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET, key_of, shape_of, table
 
 HERE = Path(__file__).parent
 LEVELS = (0.5, 0.75)
@@ -35,6 +35,8 @@ def seconds_to(level: float, seconds: Sequence[float], scores: Sequence[float]) 
 def main() -> None:
     runs = json.loads((HERE / "report.json").read_text())
     [pace] = [row for row in json.loads((HERE / "paces.json").read_text()) if row["code"] == PACE]
+    paces = {shape_of(name): pace[arm] for name, (_, _, arm) in SHOWN.items()}
+    print(table({key_of(run): run for run in runs if not run.get("alone")}, paces))
     figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
     for name, (label, color, arm) in SHOWN.items():
         first, later = pace[arm]
