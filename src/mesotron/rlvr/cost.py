@@ -165,7 +165,7 @@ def lengths_of(config: TrainConfig, question: float, completion: float | None = 
     task, most = config.task, config.rollout.max_tokens
     system = f"{SYSTEM} {FORMATS[task.format].instruction}" if task.system is None else task.system
     prompt = CHAT_TOKENS + len(system) / CHARACTERS_PER_TOKEN + question
-    prompt += task.few_shot * (question + 100)
+    prompt += task.few_shot * (question + min(100, most))  # a solution within the limit
     completion = min(completion or most / 2, most)
     # Among many completions the longest is often cut off at the limit.
     return Lengths(prompt=prompt, completion=completion, longest=min(most, 2 * completion))
