@@ -22,8 +22,18 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
+from mesotron.recipes import make_recipe
 from mesotron.rlvr import spending
-from mesotron.rlvr.cost import Estimator, Pace, advise, estimate, find_pace, find_problems, maths_of
+from mesotron.rlvr.cost import (
+    Estimator,
+    Pace,
+    advise,
+    estimate,
+    find_pace,
+    find_problems,
+    lengths_of,
+    maths_of,
+)
 from mesotron.rlvr.estimate import DEVICES, GIB, Lengths, find_device, find_shape, predict
 from mesotron.rlvr.spending import Account
 from mesotron.runs import RunFolder
@@ -45,6 +55,13 @@ from support.rlvr_tiny import SlowMeter
 def test_step_math(rollout, name, problems, expected):
     config = PlanConfig(objective=ObjectiveConfig(name=name), rollout=RolloutConfig(**rollout))
     assert maths_of(config, problems) == expected
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(10, 83), (512, 83 + 2 * 90)])
+def test_solved_examples_are_no_longer_than_completions(most, tokens):
+    config = make_recipe("arith_smollm2")
+    config = replace(config, rollout=replace(config.rollout, max_tokens=most))
+    assert lengths_of(config, question=12).prompt == pytest.approx(tokens, rel=0.1)
 
 
 SPENT = {"seconds": 990.0, "dollars": 0.99}
