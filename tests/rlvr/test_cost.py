@@ -235,6 +235,10 @@ def test_weights_and_states_are_counted():
     assert reference.memory["reference"] == muon.memory["weights"]
     averaged = plan(replace(QWEN, average=0.9))
     assert averaged.memory["average"] == pytest.approx(4 * shape.parameters / GIB)
+    anchored = {"objective": ObjectiveConfig(name="corewarding")}  # the anchor is the reference
+    assert plan(replace(QWEN, **anchored)).memory["anchor"] == averaged.memory["average"]
+    assert "reference" not in plan(replace(QWEN, **anchored)).memory
+    assert plan(replace(with_model(lora=16), **anchored)).memory["anchor"] < 0.1
 
 
 def test_what_saves_memory_and_what_saves_time():

@@ -260,8 +260,8 @@ class _Model:
         largest = max(phases, key=lambda name: phases[name])
         rounded = QUANTIZED_BYTES.get(config.model.load, self.weight_bytes)
         weights = s.linear * rounded + (s.parameters - s.linear) * self.weight_bytes
-        # The reference of a KL term (LoRA turns its adapters off instead), and an anchor.
-        copies = bool(self.objective.beta and not self.lora) + (self.objective.name in ANCHORED)
+        # LoRA turns its adapters off instead; corewarding refers to its anchor.
+        refers = self.objective.beta and not self.lora and self.objective.name != "corewarding"
         colocated = config.rollout.vllm == "colocate"
         # Held between the phases: merged weights, a static cache, and a recorded pass's gradients.
         sampler = (s.linear + 2 * s.embedding) * b + self.cache_bytes(rows, width)
@@ -271,7 +271,8 @@ class _Model:
             "weights": weights + self.trained * 4 * bool(self.lora),
             "casts": s.parameters * b * self.mixed,
             "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
-            "reference": weights * copies,
+            "reference": weights * bool(refers),
+            "anchor": 4 * self.trained * (self.objective.name in ANCHORED),
             "average": 4 * self.trained * bool(config.average),
             "fast rollout": sampler * bool(config.rollout.fast),
             "vllm": FIT.vllm_share * self.device.memory * GIB * colocated,
