@@ -1,6 +1,7 @@
 """Models by name: what loads, what is refused, consistent tokens, and rounded weights."""
 
 import json
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,8 +97,18 @@ def test_pickles_and_missing_weights_are_refused(copied):
         assert "pickle" in message
         assert name in message
         (copied / name).unlink()
-    (copied / "checkpoints").mkdir()
-    assert "is a run" in refusal(copied)
+
+
+def test_a_folder_of_checkpoints_is_refused_with_the_newest(copied, tmp_path):
+    for run, time in (("a", 1.0), ("b", 2.0)):
+        checkpoint = tmp_path / "runs" / run / "checkpoints" / "checkpoint-9"
+        shutil.copytree(copied, checkpoint)
+        os.utime(checkpoint / "config.json", (time, time))
+    for folder in ("runs", "runs/b", "runs/b/checkpoints"):
+        assert "b/checkpoints/checkpoint-9" in refusal(tmp_path / folder)
+    (checkpoint / "config.json").rename(checkpoint / "adapter_config.json")
+    for folder in ("runs/b", "runs/b/checkpoints/checkpoint-9"):
+        assert "--merge-lora" in refusal(tmp_path / folder)
 
 
 def test_offline_a_hub_name_must_have_been_downloaded(tmp_path, monkeypatch):

@@ -126,9 +126,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     has_bfloat16 = supports_bfloat16(device)
     if name in ("bfloat16", "mixed") and not has_bfloat16:
         raise ValueError(f"--model.dtype {name} needs a GPU with bfloat16: use float32 or auto")
-    if name == "auto":
-        return torch.bfloat16 if has_bfloat16 else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+    half = has_bfloat16 if name == "auto" else name == "bfloat16"
+    return torch.bfloat16 if half else torch.float32
 
 
 def choose_precision(config: Run, has_bfloat16: bool) -> Run:
@@ -234,21 +233,25 @@ def check_cached(name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: pass a Transformers model folder")
     if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder} is a LoRA adapter, not a model: merge it into its model first")
-    if any(folder.glob("*.safetensors")):
+        merge = f"merge it into its model first (of a run: mesotron export {folder} --merge-lora)"
+        raise ValueError(f"{folder} is a LoRA adapter, not a model: {merge}")
+    is_model = (folder / "config.json").is_file()
+    if is_model and any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickles:
+    if is_model and pickles:
         raise ValueError(
             f"{pickles[0]} in {folder} is a pickle, which can run code when loaded: convert it to "
             "safetensors with save_pretrained"
         )
-    if (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} is a run: pass one of its checkpoints/checkpoint-N instead")
-    raise ValueError(f"{folder} has no *.safetensors: the weights are missing")
+    inside = [one for up in ("", "*/", "*/*/") for one in folder.glob(f"{up}checkpoint-*/*.json")]
+    if inside:
+        newest = max(inside, key=lambda file: file.stat().st_mtime).parent
+        _check_folder(newest)  # maybe an adapter
+        raise ValueError(f"{folder} is no model: pass the newest checkpoint in it, {newest}")
+    file = "*.safetensors" if is_model else "config.json"
+    raise ValueError(f"{folder} has no {file}: pass a Transformers model folder")
 
 
 def convert_gguf(file: Path, cache: Path | None = None) -> Path:
