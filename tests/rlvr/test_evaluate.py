@@ -318,5 +318,7 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     first, second = json.loads(out.read_text())
     assert first == second
     assert first["problems"] == 6
+    with pytest.raises(ValueError, match="num-eval"):
+        command.run(EvalConfig(model="tiny", task=TaskConfig(num_eval=0)))
     with pytest.raises(ValueError, match=r"eval\.json"):
         command.run(EvalConfig(model="no such model", out=Path("/")))  # before it loads a model

@@ -26,9 +26,9 @@ from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import check_name
-from mesotron.rlvr.prompts import build_prompt, plain_text, render_prompts
+from mesotron.rlvr.prompts import build_prompt, plain_text, render
 from mesotron.rlvr.rewards import Reward, check_reward, is_own, make_reward
-from mesotron.rlvr.scores import Score, Transcript, bootstrap, wilson
+from mesotron.rlvr.scores import Score, Transcript, bootstrap, pass_at_k, powers_of_two, wilson
 from mesotron.rlvr.tasks.gym import regrade
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem, own_row
@@ -88,23 +88,12 @@ class EvalResult:
 
 
 def evaluate(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    task: TaskConfig,
-    *,
-    examples: Sequence[Problem] = (),
-    name: str = "model",
-    max_tokens: int = 256,
-    samples: int = 8,
-    temperature: float = 1.0,
-    batch: int | None = None,
-    seed: int = 0,
-    judge: Judge | None = None,
-    progress: Callable[[int], None] | None = None,
-    reward: Reward | None = None,
-    toolbox: Toolbox | None = None,
-) -> EvalResult:
+    model: Any, tokenizer: Any, problems: Sequence[Problem], task: TaskConfig, *,
+    examples: Sequence[Problem] = (), name: str = "model", max_tokens: int = 256,
+    samples: int = 8, temperature: float = 1.0, batch: int | None = None, seed: int = 0,
+    judge: Judge | None = None, progress: Callable[[int], None] | None = None,
+    reward: Reward | None = None, toolbox: Toolbox | None = None,
+) -> EvalResult:  # fmt: skip
     """Evaluate a model on problems.
 
     Args:
@@ -135,14 +124,14 @@ def evaluate(
     has_gold = any(problem.gold is not None for problem in problems)
     by_reward = reward is not None and (not has_gold or (bool(task.data) and is_own(reward.config)))
     samples = samples if has_gold else 0
-    prompts = render_prompts(problems, task, tokenizer, examples)
+    chats = [build_prompt(p, task, FORMATS[task.format], examples) for p in problems]
+    prompts = [render(chat, tokenizer) for chat in chats]
     was_training = model.training
     model.eval()
     how: dict[str, Any] = {"max_tokens": max_tokens, "batch": batch, "progress": progress}
     if toolbox is None:
         greedy = generate(model, tokenizer, prompts, **how)
     else:
-        chats = [build_prompt(p, task, FORMATS[task.format], examples) for p in problems]
         greedy = toolbox.play(model, tokenizer, chats, [own_row(p) for p in problems], **how)
     repeated = [prompt for prompt in prompts for _ in range(samples)]
     sampled = generate(model, tokenizer, repeated, temperature=temperature, seed=seed, **how)
@@ -158,7 +147,6 @@ def evaluate(
             sampled_facts[k] = replace(f, answer=f.answer or (text and " ".join(text.split())))
     rewards: Sequence[float | None] = [None] * len(problems)
     if reward is not None:
-        chats = [build_prompt(p, task, FORMATS[task.format], examples) for p in problems]
         shown = chats if tokenizer.chat_template else map(plain_text, chats)
         rows = [{**own_row(p), "prompt": one} for p, one in zip(problems, shown, strict=True)]
         texts, ids = [one.text for one in greedy], [one.ids for one in greedy]
@@ -223,17 +211,13 @@ def score_greedy(
 
 
 def score_sampled(
-    completions: Sequence[Completion],
-    facts: Sequence[Facts],
-    samples: int,
-    temperature: float,
+    completions: Sequence[Completion], facts: Sequence[Facts], samples: int, temperature: float,
     seed: int,
-) -> Sampled:
+) -> Sampled:  # fmt: skip
     groups = [facts[i : i + samples] for i in range(0, len(facts), samples)]
     right = [sum(fact.correct for fact in group) for group in groups]
     majority = [scores.majority_right([(f.answer, f.correct) for f in group]) for group in groups]
-    sizes = scores.powers_of_two(samples)
-    passed = {k: [scores.pass_at_k(samples, c, k) for c in right] for k in sizes}
+    passed = {k: [pass_at_k(samples, c, k) for c in right] for k in powers_of_two(samples)}
     return Sampled(
         samples=samples,
         temperature=temperature,
@@ -362,7 +346,7 @@ def run(config: EvalConfig) -> int:
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
-    if rewards is None and all(problem.gold is None for problem in task.eval):
+    if rewards is None and task.eval and all(one.gold is None for one in task.eval):
         raise ValueError(f"{config.task.title} has no gold answers: give the --reward to average")
     names = ("max_tokens", "samples", "temperature", "batch", "seed")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
