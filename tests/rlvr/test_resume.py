@@ -103,6 +103,30 @@ def test_resumed_at_any_step_equals_uninterrupted(tmp_path, case):
     assert log_rows(again) == log_rows(whole)
 
 
+@pytest.mark.parametrize("case", [case for case in QUICK if case != "anchor"])
+def test_the_step_before_a_rollout_that_failed_can_be_saved(tmp_path, case, monkeypatch):
+    step, settings = CASES[case]
+    settings = {**settings, "save_strategy": "no"}
+    whole, stopped = train(tmp_path, **settings), make_trainer(tmp_path, **settings)
+    draw = Noise.draw
+
+    def fail(noise: Noise) -> float:
+        value = draw(noise)
+        if stopped.state.global_step >= step:
+            raise ValueError("moody")
+        return value
+
+    monkeypatch.setattr(Noise, "draw", fail)
+    with pytest.raises(ValueError, match="moody"):
+        stopped.train()
+    stopped.save_last_step()
+    monkeypatch.undo()
+    again = make_trainer(tmp_path, **settings)
+    again.train(resume_from_checkpoint=True)
+    assert same(weights(whole), weights(again))
+    assert log_rows(again) == log_rows(whole)
+
+
 def test_checkpoints_are_loadable_models_and_no_pickle_is_written_or_read(tmp_path, monkeypatch):
     train(tmp_path, max_steps=2)
     suffixes = {path.suffix for path in (tmp_path / "checkpoint-1").iterdir()}

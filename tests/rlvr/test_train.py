@@ -353,7 +353,7 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, cap
         sys.modules["earned"].even.__code__ = sys.modules["earned"].broken.__code__
 
     at_row(monkeypatch, 2, spoil)
-    error = refusal(run, "--out spoiled", capsys)
+    error = refusal(run, "--out spoiled --save-every 100", capsys)
     assert "earned:even" in error
     assert "--resume spoiled" in error
     assert len(stream("spoiled")) == 2

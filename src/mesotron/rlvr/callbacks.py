@@ -96,6 +96,13 @@ class StepEnd(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.step_start = time.perf_counter()
         self.trainer.update_start = self.trainer._step
+        if self.trainer.last_step is None:
+            self.on_epoch_begin()
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        # Before the data loader draws from the random state. A rollout moves an anchor in place.
+        if self.trainer.anchor is None and self.trainer.args.world_size == 1:
+            self.trainer.last_step = self.trainer.process_state()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer

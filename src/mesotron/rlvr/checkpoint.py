@@ -5,11 +5,13 @@ draft folder and renamed. A tree of plain values goes to NAME.json and its tenso
 NAME.safetensors; nothing that is read can run code. vLLM's random states are not saved.
 """
 
+import copy
 import gc
 import json
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,7 @@ class SafeCheckpoints(Mixin):
 
     stateful: dict[str, Stateful]
     resumed_from: Path | None = None
+    last_step: dict[str, Any] | None = None  # the state when it ended, until a rollout is done
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stateful = {}
@@ -133,9 +136,23 @@ class SafeCheckpoints(Mixin):
             self.state.save_to_json(str(draft / "trainer_state.json"))
         if self.args.should_save or self.is_fsdp_enabled:
             save_state(draft, self._optimizer_file(), steps)
-        parts = {name: part.state_dict() for name, part in self.stateful.items()}
-        own = {"random": random_state(), "stateful": parts, **self.own_state()}
+        own = self.last_step or self.process_state()
         save_state(draft, f"process-{self.args.process_index}", own)
+
+    def process_state(self) -> dict[str, Any]:
+        """What each process saves; averages of weights are not copied."""
+        parts = {name: part.state_dict() for name, part in self.stateful.items()}
+        parts |= {k: copy.deepcopy(x) for k, x in parts.items() if k not in ("anchor", "average")}
+        tokens = self.state.num_input_tokens_seen
+        return {"random": random_state(), "stateful": parts, "tokens": tokens, **self.own_state()}
+
+    def save_last_step(self) -> None:
+        """After an error in a rollout, save as if training had stopped before it."""
+        path = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self.last_step and not path.exists():
+            self.state.num_input_tokens_seen = self.last_step["tokens"]
+            with suppress(ValueError):  # such as a full disk; the first error matters
+                self._save_checkpoint(self.model, None)
 
     def _optimizer_file(self) -> str:
         # One file, or one per process where each has a part of the state.

@@ -99,13 +99,9 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
         }
         set_seed(config.seed)  # LoRA is initialized before the trainer seeds
         trainer = WarmStart(
-            model=model,
-            args=SFTConfig(**arguments),
-            train_dataset=rows,
-            processing_class=tokenizer,
-            peft_config=lora_config(config.model),
-            optim=config.optim,
-        )
+            model=model, args=SFTConfig(**arguments), train_dataset=rows,
+            processing_class=tokenizer, peft_config=lora_config(config.model), optim=config.optim,
+        )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         spending = Spending(account.meter, trainer)
         with session.live_view(run, plan, console, WATCHED) as (view, stop):

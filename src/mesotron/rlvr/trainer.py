@@ -109,19 +109,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     update_start: int = 0  # the number of its first micro-batch; epochs may end inside an update
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: GRPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        optim: str | OptimConfig | None = None,
-        objective: str | ObjectiveConfig | None = None,
-        judge: Judge | None = None,
-        fast: bool = False,
-        average: float = 0.0,
-        **rest: Any,
-    ) -> None:
+        self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None,
+        train_dataset: Any = None, *, optim: str | OptimConfig | None = None,
+        objective: str | ObjectiveConfig | None = None, judge: Judge | None = None,
+        fast: bool = False, average: float = 0.0, **rest: Any,
+    ) -> None:  # fmt: skip
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
         self.objective = objectives.resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
@@ -209,6 +201,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         known = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
+        self.last_step = None
         steps = self.args.steps_per_generation or 1
         number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
         fresh = self._buffered_inputs is not known
@@ -323,12 +316,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.sampler is None or self.sampler.sampling != sampling:  # a guard may change it
             args = self.args
             self.sampler = self.fast.sampler(
-                self.policy,
-                eos=self.eos_token_ids,
-                pad=self._tokenizer.pad_token_id,
-                sampling=sampling,
+                self.policy, eos=self.eos_token_ids, pad=self._tokenizer.pad_token_id,
                 dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-            )
+                sampling=sampling,
+            )  # fmt: skip
         return self.sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
 
     def _anchor_generations(self) -> int:  # N in this mode
