@@ -249,8 +249,8 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     assert cli.main(["train", "--resume", "runs/last", "--reward", "mine.py:Scaled"]) == 0
 
 
-@pytest.mark.parametrize(("every", "named"), [(1, "--resume"), (25, "--save-every")])
-def test_a_reward_that_raises_later_says_what_is_saved(tmp_path, monkeypatch, capsys, every, named):
+@pytest.mark.parametrize("every", [1, 25])
+def test_a_reward_that_raises_later_costs_one_step(tmp_path, monkeypatch, capsys, every):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.jsonl", [{"prompt": f"{k} + 1"} for k in range(10)])
     Path("mine.py").write_text(
@@ -260,7 +260,8 @@ def test_a_reward_that_raises_later_says_what_is_saved(tmp_path, monkeypatch, ca
     sizes = f"--steps 9 --save-every {every} --batch 2 --group 2 --max-tokens 4 --device cpu"
     words = f"train --model tiny --data mine.jsonl --reward mine.py:late {sizes}"
     assert cli.main(words.split()) == 2
-    assert named in capsys.readouterr().err
+    assert "--resume" in (said := capsys.readouterr().err)
+    assert "step 2" in said  # an evaluation and two steps called it before
 
 
 def test_a_reward_that_scores_nothing_stops_the_run(tmp_path, monkeypatch, capsys):

@@ -149,7 +149,7 @@ class SafeCheckpoints(Mixin):
     def save_last_step(self) -> None:
         """After an error in a rollout, save as if training had stopped before it."""
         path = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        if self.last_step and not path.exists():
+        if self.last_step and self.state.global_step and not path.exists():
             self.state.num_input_tokens_seen = self.last_step["tokens"]
             with suppress(ValueError):  # such as a full disk; the first error matters
                 self._save_checkpoint(self.model, None)

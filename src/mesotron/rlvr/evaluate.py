@@ -88,12 +88,23 @@ class EvalResult:
 
 
 def evaluate(
-    model: Any, tokenizer: Any, problems: Sequence[Problem], task: TaskConfig, *,
-    examples: Sequence[Problem] = (), name: str = "model", max_tokens: int = 256,
-    samples: int = 8, temperature: float = 1.0, batch: int | None = None, seed: int = 0,
-    judge: Judge | None = None, progress: Callable[[int], None] | None = None,
-    reward: Reward | None = None, toolbox: Toolbox | None = None,
-) -> EvalResult:  # fmt: skip
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    task: TaskConfig,
+    *,
+    examples: Sequence[Problem] = (),
+    name: str = "model",
+    max_tokens: int = 256,
+    samples: int = 8,
+    temperature: float = 1.0,
+    batch: int | None = None,
+    seed: int = 0,
+    judge: Judge | None = None,
+    progress: Callable[[int], None] | None = None,
+    reward: Reward | None = None,
+    toolbox: Toolbox | None = None,
+) -> EvalResult:
     """Evaluate a model on problems.
 
     Args:

@@ -319,13 +319,11 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
         try:
             trainer.train(str(checkpoint.path) if checkpoint else None)
         except ValueError as error:  # such as a reward function that raised
-            if not trainer.state.global_step:
-                raise
             trainer.save_last_step()
             saved, _ = newest_whole(plan.path / "checkpoints")
-            after = f"nothing was saved yet (--save-every {plan.config.save_every})"
-            if saved is not None:
-                after = f"then {resume_command(plan)} continues from step {saved.step}"
+            if saved is None:
+                raise
+            after = f"then {resume_command(plan)} continues from step {saved.step}"
             raise ValueError(f"{error}; {after}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))

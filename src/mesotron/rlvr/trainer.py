@@ -109,11 +109,19 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     update_start: int = 0  # the number of its first micro-batch; epochs may end inside an update
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None,
-        train_dataset: Any = None, *, optim: str | OptimConfig | None = None,
-        objective: str | ObjectiveConfig | None = None, judge: Judge | None = None,
-        fast: bool = False, average: float = 0.0, **rest: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        optim: str | OptimConfig | None = None,
+        objective: str | ObjectiveConfig | None = None,
+        judge: Judge | None = None,
+        fast: bool = False,
+        average: float = 0.0,
+        **rest: Any,
+    ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
         self.objective = objectives.resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
