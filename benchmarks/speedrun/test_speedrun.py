@@ -1,13 +1,15 @@
 """The speedrun at a tiny size: both kinds of contender race, and are timed."""
 
+import json
 import time
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.speedrun import protocol, racing
+from benchmarks.speedrun import draw, protocol, racing
 from benchmarks.speedrun.contenders import Contestant, make_config
 from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.speedrun.stopwatch import PHASES, measure
@@ -33,6 +35,17 @@ def test_the_recipe_is_the_fastest_that_arrived_on_all_tuning_seeds():
     raced = make_config("ours_16", 1, None, False, task)
     recipe = replace(make_recipe("arith_smollm2_fast"), seed=1)
     assert replace(raced, recipe="arith_smollm2_fast") == recipe
+
+
+def test_the_page_gives_the_steps_to_the_target():
+    folder = Path(protocol.__file__).parent
+    runs = json.loads((folder / "report.json").read_text())
+    for alone in (False, True):
+        chosen = [run for run in runs if (run["name"], run["use"]) == ("ours_16", "reporting")
+                  and run.get("alone", False) == alone]  # fmt: skip
+        curves = [list(zip(*(row[:2] for row in run["curve"]))) for run in chosen]
+        steps = [draw.seconds_to(protocol.TARGET, *curve) for curve in curves]
+        assert f"| {', '.join(map(str, steps))} |" in (folder / "README.md").read_text()
 
 
 @pytest.mark.slow
