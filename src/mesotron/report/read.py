@@ -17,6 +17,7 @@ from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import canonical, standard_row
 from mesotron.watch.readers import read_log
 from mesotron.watch.readers.names import Names
+from mesotron.watch.readers.stream import NO_STEPS
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
@@ -113,6 +114,8 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
         names.learn({key for row in log.rows for key in row})
         names.check()
         rows = [dict(names.apply(row)) for row in log.rows]
+        if NO_STEPS in log.notes:  # perhaps data for training instead of a log
+            names.require_known(path, rows)
         return Run(name, path, rows, logged_events=log.actions)
     folder = RunFolder(path)
     events = [row for row in folder.rows("events") if parse_event(row) is not None]

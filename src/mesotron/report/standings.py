@@ -91,13 +91,10 @@ def rate_map(record: Row) -> Table:
     rates = sorted({cell["rate"] for cell in searched})
     chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
     rows = []
-    for contender in record["contenders"]:
-        row = [Entry(contender["name"])]
-        for rate in rates:
-            place = (contender["name"], rate)
-            cells = [cell for cell in searched if (cell["contender"], cell["rate"]) == place]
-            row.append(_map_entry(cells, place in chosen))
-        rows.append(row)
+    for name in (contender["name"] for contender in record["contenders"]):
+        own = [[c for c in searched if (c["contender"], c["rate"]) == (name, x)] for x in rates]
+        entries = (_map_entry(c, (name, x) in chosen) for c, x in zip(own, rates, strict=True))
+        rows.append([Entry(name), *entries])
     columns = ("contender", *(f"{rate:g}" for rate in rates))
     return Table("search: score by rate (AdamW's unit)", columns, rows, LEGEND)
 

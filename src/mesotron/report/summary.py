@@ -22,10 +22,9 @@ class Score(NamedTuple):
 
 def summarize_run(run: Run) -> list[str]:
     makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
-    what = f"{run.last_step} steps, {len(run.columns)} metrics."
-    what = makers[run.kind](run) if run.kind in makers else what
+    make = makers.get(run.kind, lambda run: f"{run.last_step} steps, {len(run.columns)} metrics.")
     cost = f"{'Cost' if run.result else 'Cost so far'}: {text}." if (text := cost_of(run)) else ""
-    return [sentence for sentence in (what, _condition(run), cost) if sentence]
+    return [sentence for sentence in (make(run), _condition(run), cost) if sentence]
 
 
 def summarize_runs(runs: Sequence[Run]) -> list[str]:
@@ -105,11 +104,10 @@ def cost_of(run: Run) -> str:
     for metric, unit in (("num_tokens", "tokens"), ("time/env_steps", "environment steps")):
         if count := run.last(metric):
             sizes = ((1e9, " billion"), (1e6, " million"), (1e3, " thousand"))
-            size, word = next((one for one in sizes if count >= one[0]), (0, ""))
-            number = f"{count / size:.3g}" if size else f"{count:.0f}"
-            parts.append(f"{number}{word} {unit}")
-    spent, projected = run.last("cost/spent"), run.last("cost/projected")
-    if spent is not None:
+            size, word = next((one for one in sizes if count >= one[0]), (1, ""))
+            parts.append(f"{count / size:.3g}{word} {unit}")
+    projected = run.last("cost/projected")
+    if (spent := run.last("cost/spent")) is not None:
         ahead = f" of {projected:,.2f} projected" if projected and not run.result else ""
         parts.append(f"{spent:,.2f} dollars{ahead}")
     return ", ".join(parts)
@@ -179,9 +177,7 @@ def _condition(run: Run) -> str:
     if diagnosis.condition == "unknown":
         return "The log does not show whether the model learns."
     if diagnosis.condition == "healthy":
-        if _was_rolled_back(run):
-            return "Healthy after a rollback."
-        return "No problems detected."
+        return "Healthy after a rollback." if _was_rolled_back(run) else "No problems detected."
     cause = (diagnosis.cause or "").replace("_", " ")
     text = f"{diagnosis.condition.capitalize()} since step {diagnosis.phases[-1].first}: {cause}"
     if diagnosis.condition == "dead" and diagnosis.wasted is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from mesotron.report import standings as tables
 from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
@@ -96,9 +97,7 @@ def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
     low, high = min(known), max(known)
 
     def at(value: float | None) -> str:
-        if value is None:
-            return ""
-        return f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
+        return "" if value is None else f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
 
     place = block["head"].index("score") + 1
     block["head"] = [*block["head"][:place], "", *block["head"][place:]]
@@ -130,8 +129,7 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
         each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
     chapters = make_chapters(runs, grids)
     charts = [chart for question in CURVES for chart in chapters.get(question, [])]
-    stage = "final" if cells[0]["stage"] == "final" else "search"
-    note = f"One line per {stage} cell; a contender's seeds share color and dash."
+    note = f"One line per {cells[0]['stage']} cell; a contender's seeds share color and dash."
     return [text(note), page.frames(charts)]
 
 
@@ -140,13 +138,9 @@ def rate_chart(record: Row, names: Sequence[str]) -> Chart:
     lines: list[Line] = []
     cells = [c for c in record["cells"] if c["stage"] == "search" and c["score"] is not None]
     for style, name in enumerate(names):
-        scores: dict[float, list[float]] = {}
-        for one in cells:
-            if one["contender"] == name:
-                scores.setdefault(one["rate"], []).append(one["score"])
-        rates = sorted(scores)
-        means: Column = [sum(scores[rate]) / len(scores[rate]) for rate in rates]
-        if rates:
+        own = [(c["rate"], c["score"]) for c in cells if c["contender"] == name]
+        if rates := sorted({rate for rate, _ in own}):
+            means: Column = [fmean(score for x, score in own if x == rate) for rate in rates]
             lines.append(Line(0, name, style, means, x=rates, dots="dots"))
     dead = sorted((c["rate"], c["score"]) for c in cells if c["verdict"] in tables.ENDED_BADLY)
     if dead:

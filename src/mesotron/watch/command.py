@@ -184,19 +184,12 @@ class Watcher:
     def diagnosis(self, log: Log) -> Diagnosis:
         m, names = self.monitor, self.names
         names.check()
-        unknown = sorted(names.seen - {"step"})
-        if not any(canonical(row) for row in m.rows):
-            if not unknown:
-                raise ValueError(f"{log.path} has no numbers other than steps: check its values")
-            close = suggest_names(unknown)
-            raise ValueError(
-                f"{log.path} has no known metric (it has {', '.join(close or unknown[:12])}): map "
-                f"them with --rename, as in --rename reward={(close or ['my_score'])[0]}"
-            )
+        names.require_known(log.path, m.rows)
         notes = list(log.notes)
         if names.reward_from:
             notes.append(f"no reward is logged: it is read from {', '.join(names.reward_from[:3])}")
         elif not any("reward" in canonical(row) for row in m.rows):
+            unknown = sorted(names.seen - {"step"})
             close = suggest_names(name for name in unknown if not is_known(name))
             hint = f"; perhaps --rename reward={close[0]}" if close else ""
             notes.append(f"no reward is logged under a known name{hint}")

@@ -2,13 +2,13 @@
 report; a file beside the log remembers them."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from mesotron.config.base import suggest
 from mesotron.runs.files import write_whole
-from mesotron.watch.metrics import METRICS, guess_reward, own_name
+from mesotron.watch.metrics import METRICS, canonical, guess_reward, own_name, suggest_names
 from mesotron.watch.readers.parsers import Row
 
 NAMES_FILE = "mesotron_names.json"  # {our name: name in the log}
@@ -78,6 +78,17 @@ class Names:
             if theirs not in self.seen:
                 close = suggest(theirs, self.seen)
                 raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{close}")
+
+    def require_known(self, path: Path, rows: Iterable[Mapping[str, float]]) -> None:
+        """Refuse rows without any metric that we know."""
+        unknown = sorted(self.seen - {"step"})
+        if not unknown:
+            raise ValueError(f"{path} has no numbers other than steps: check its values")
+        if not any(map(canonical, rows)):
+            close = suggest_names(unknown)
+            fix = f"map them with --rename, as in --rename reward={(close or ['my_score'])[0]}"
+            known = ", ".join(close or unknown[:12])
+            raise ValueError(f"{path} has no known metric (it has {known}): {fix}")
 
     def apply(self, row: Mapping[str, float]) -> Row:
         out = dict(row)

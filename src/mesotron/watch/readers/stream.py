@@ -18,6 +18,7 @@ from mesotron.watch.readers.parsers import MAX_FILE, MAX_KEYS, Parser, Row
 MAX_ROWS = 8192
 MAX_CELLS = 1_000_000
 MAX_NOTES = 20
+NO_STEPS = "rows have no step: they are counted"
 MAX_LATE = 64  # rows to look back for the step of a late row
 
 
@@ -36,7 +37,7 @@ def read_log(path: Path, kind: LogKind = "auto") -> Log:
     stream.poll()
     stream.finish()
     if not stream.log.rows:
-        raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind}): check --kind")
+        raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind}): give a log")
     return stream.log
 
 
@@ -196,7 +197,7 @@ class Table:
         elif calls is not None and math.isfinite(calls):
             step = calls
         else:
-            self.note("rows have no step: they are counted")
+            self.note(NO_STEPS)
             if not self._num_counted or not self._counted_names.isdisjoint(names):
                 self._num_counted += 1
                 self._counted_names = set()
