@@ -97,6 +97,11 @@ def test_a_finished_study_can_grow_and_keeps_its_goal_and_metric(folder, capsys)
     assert "train/reward, not score" in " ".join(capsys.readouterr().err.split())
     assert run_sweep(folder, 4, *words, "--goal", "minimize") == 2
     assert "maximize, not minimize" in " ".join(capsys.readouterr().err.split())
+    assert run_sweep(folder, 4, *words, "--space", "optim.lr=1e-4..1e-3", "steps=5..9") == 2
+    assert "--steps=" in capsys.readouterr().err
+    assert run_sweep(folder, 4, *words, "--study", "other") == 2  # its trial 0 would be this one's
+    assert "--out" in capsys.readouterr().err
+    assert len(list((folder / "trials").glob("*.lock"))) == 3
 
 
 def test_a_stopped_sweep_resumes_its_trials(folder, monkeypatch, capsys):
@@ -143,10 +148,17 @@ def test_a_sweep_stops_after_several_crashes(folder, monkeypatch, capsys):
     assert "RuntimeError: out of memory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flag", "value"), [("storage", "nosql://x"), ("space", "a=1..inf")])
+def test_invalid_storage_and_ranges_are_refused(flag, value, folder, capsys):
+    assert run_sweep(folder, 1, *NARROW, f"--{flag}", value) == 2
+    assert {"storage": "nosql", "space": "inf"}[flag] in capsys.readouterr().err
+
+
 def test_a_mistyped_metric_ends_a_sweep_after_one_trial(folder, capsys):
     assert run_sweep(folder, 20, *NARROW, "--workers", "1", "--metric", "train/rewrd") == 2
     assert "reward" in capsys.readouterr().err
     assert len(list(folder.glob("trials/trial-????"))) == 1
+    assert run_sweep(folder, 1, *NARROW, "--metric", "train/reward") == 0
 
 
 TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "

@@ -30,7 +30,7 @@ class Dimension:
     log: bool = False  # sample the logarithm uniformly
 
     def __post_init__(self) -> None:
-        if not self.low <= self.high or (self.log and not self.low > 0):
+        if not -math.inf < self.low <= self.high < math.inf or (self.log and not self.low > 0):
             kind = "a positive range" if self.log else "a range"
             raise ValueError(f"{self.name} {self.low:g}..{self.high:g} is not {kind} LOW..HIGH")
 

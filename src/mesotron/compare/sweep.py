@@ -168,38 +168,44 @@ class Study:
         self.space, self.config, self.folder = space, config, folder
         self.metric = config.metric or space.metric
         self.reasons = folder / "reasons.jsonl"  # why trials have no score
-        storage: Any = config.storage
-        if storage is None:
-            storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
-        goal = config.goal or space.goal
-        name = config.study or space.name
-        self.study = optuna.create_study(
-            study_name=name, storage=storage, direction=goal, load_if_exists=True
-        )
+        goal, log = config.goal or space.goal, str(folder / "study.log")
+        options: Any = {"study_name": config.study or space.name, "direction": goal}
+        try:
+            storage = config.storage or JournalStorage(JournalFileBackend(log))
+            self.study = optuna.create_study(storage=storage, load_if_exists=True, **options)
+        except Exception as error:  # of a database or its driver
+            place, reason = "--storage" if config.storage else log, " ".join(str(error).split())
+            raise ValueError(f"{place} is not a usable study: {reason}") from error
+        runs = [int(path.stem[6:]) for path in folder.glob("trials/trial-*.lock")]
+        trials = self.study.get_trials(deepcopy=False)
+        if max(runs, default=-1) >= len(trials):
+            raise ValueError(f"{folder} has trials of another study: use another --out")
         # Scores of one study must mean the same and have the same direction.
-        metric = self.metric or "score"
-        known = self.study.user_attrs.get("metric", metric)
-        direction = self.study.direction.name.lower()
-        for name, old, new in (("goal", direction, goal), ("metric", known, metric)):
-            if old != new:
-                raise ValueError(f"the study has the {name} {old}, not {new}: use another --study")
-        self.study.set_user_attr("metric", metric)
+        fixed = {x.name: "" if x.varies else (x.choices or (x.low,))[0] for x in space.dimensions}
+        command = " ".join(space.arguments(fixed))
+        known = {"goal": self.study.direction.name.lower(), **self.study.user_attrs}
+        if all(one.value is None for one in trials):
+            known.pop("metric", None)  # perhaps it was mistyped
+        now = {"goal": goal, "metric": self.metric or "score", "command": command}
+        for name, new in now.items():
+            if (old := known.get(name, new)) != new:
+                raise ValueError(
+                    f"the study has the {name} {old}, not {new}: use another --study and --out"
+                )
+            self.study.set_user_attr(name, new)
 
     def next(self) -> Trial | None:
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state.name == "RUNNING" and (taken := self._take_up(trial)):
                 return taken
-        counted = ("COMPLETE", "PRUNED", "RUNNING")
-        if sum(trial.state.name in counted for trial in trials) >= self.config.trials:
+        if sum(trial.state.name != "FAIL" for trial in trials) >= self.config.trials:
             return None
         trial = self.study.ask()
         claim = self._claim(trial.number)
         assert claim is not None  # the number is new
         # Seeded by the number: workers that start together do not draw the same values.
-        self.study.sampler = TPESampler(
-            seed=self.config.seed * 1_000_003 + trial.number, multivariate=False
-        )
+        self.study.sampler = TPESampler(seed=self.config.seed * 1_000_003 + trial.number)
         values = {one.name: _suggest(trial, one) for one in self.space.dimensions}
         return Trial(trial.number, values, self._run(trial.number), claim)
 
