@@ -275,6 +275,7 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
         ("snake --objectives grpo", "grpo"), ("arith --set rollout.prompt=8", "prompts"),
         ("arith --set steps=many", "many"), ("arith --set optim.per-head=true", "per_head"),
         ("arith --set seed=3", "seed"), ("arith --optims muon:lr=0.9", "lr=0.9"),
+        ("arith --set optim.lr=0", "rate"),
         ("arith --set task.num_eval=2", "task.num_eval"),
         ("arith --set reward.parts=two_part,neer", "near"),
         ("arith --set optim.scale=spectral", "optim.scale"), ("arith --factor 1.001", "--factor"),

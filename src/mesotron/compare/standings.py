@@ -183,13 +183,11 @@ def _conclude_order(record: Tournament, rows: Sequence[Standing], since: str) ->
         for row in rows[1:]
         if row.p_holm is not None and row.p_holm < LEVEL
     ]
-    times = {row.contender: row.threshold_seconds for row in rows}
-    timed = {name: seconds for name, seconds in times.items() if seconds is not None}
-    if len(set(timed.values())) > 1:
-        first, last = (choose(timed, key=lambda name: timed[name]) for choose in (min, max))
+    timed = [(t, row.contender) for row in rows if (t := row.threshold_seconds) is not None]
+    if timed and (first := min(timed))[0] < (last := max(timed))[0]:
         sentences.append(
-            f"{first} was halfway first, after {spell_time(timed[first])} of training; "
-            f"{last} last, after {spell_time(timed[last])}."
+            f"{first[1]} was halfway first, after {spell_time(first[0])} of training; "
+            f"{last[1]} last, after {spell_time(last[0])}."
         )
     for row in rows:
         if row.edge:

@@ -55,6 +55,8 @@ def run(config: CompareConfig) -> int:
         kind.config = replace(kind.config, trust=True)
     if kind.num_problems < MIN_PROBLEMS:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
+    if kind.base_rate == 0:
+        raise ValueError("the recipe's rate is 0, and rates are searched around it: --set another")
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     for one in kind.contenders(config.optims or kind.usual, config.objectives):
         settings = kind.settings(one, kind.base_rate, config.seed, folder)
@@ -272,8 +274,7 @@ def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) ->
         raise ValueError(f"{folder} has --extend {extend}: use that or more, or another --out")
     objectives = {one.name: one.objective for one in record.contenders}
     for one in continued.contenders:
-        objective = objectives.get(one.name, one.objective)
-        if objective != one.objective:
+        if (objective := objectives.get(one.name, one.objective)) != one.objective:
             found = f"{one.name} with {objective}, not {one.objective}"
             raise ValueError(f"{folder} has {found}: use another --out")
 
