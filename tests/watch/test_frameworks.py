@@ -79,7 +79,7 @@ FRAMEWORKS: dict[str, dict[str, str]] = {
         "train/entropy_loss": "entropy", "train/pg_loss": "loss", "train/kl_loss": "kl",
         "train/lr-pg_0": "lr", "train/train_rollout_logprob_abs_diff": "gap_logp",
         "train/tis": "gap_ratio", "train/tis_clipfrac": "gap_cut", "train/ppo_kl": "update_kl",
-        "rollout/zero_std/count_0": "",
+        "rollout/zero_std/count_0": "", "rollout/kl": "",
     },
     "skyrl": {
         "reward/avg_raw_reward": "reward", "generate/avg_num_tokens": "length",
@@ -248,6 +248,7 @@ def test_a_frameworks_log_is_read_without_a_flag(framework, tmp_path):
 
 
 def test_numbers_that_follow_from_others():
+    assert canonical({"rollout/kl": 0.5}) == {"kl": 0.5}  # slime's: to the reference
     areal = canonical({"ppo_actor/seq_len/avg": 300.0, "ppo_actor/prompt_len/avg": 100.0})
     assert areal["length"] == 200.0
     counts = canonical({"batch/solve_none": 12, "batch/solve_all": 2, "batch/solve_partial": 2})
