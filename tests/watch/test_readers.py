@@ -15,7 +15,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from mesotron.watch.metrics import canonical
-from mesotron.watch.readers import Stream, find_runs, parsers, read_log, stream
+from mesotron.watch.readers import Stream, find_runs, locate, parsers, read_log, stream
 
 ROWS = [{"step": float(k), "reward": 0.5 + k / 10, "entropy": 1.0 - k / 10} for k in range(5)]
 
@@ -203,6 +203,29 @@ def test_names_of_runs_that_a_path_would_change(write, names):
     assert all(len(training_rows(read_log(run).rows)) >= len(ROWS) for run in runs)
 
 
+def test_a_run_that_begins_again_is_not_called_resumed(write):
+    log = read_log(write("a.jsonl", as_jsonl([*ROWS, *ROWS])))
+    assert [row["step"] for row in log.rows] == [row["step"] for row in ROWS]
+    (note,) = log.notes
+    assert "begun again" in note
+    assert "resumed" not in note
+
+
+def test_runs_that_are_left_out_are_named(write, tmp_path, monkeypatch):
+    for name in "abc":
+        write(f"{name}.jsonl", TEXTS["metrics.jsonl"])
+    notes: list[str] = []
+    monkeypatch.setattr(locate, "MAX_RUNS", 2)
+    assert len(find_runs(tmp_path, notes=notes)) == 2
+    assert str(tmp_path) in "".join(notes)
+
+
+def test_a_console_is_not_searched_for_names_of_runs(write, monkeypatch):
+    path = write("console.log", "noise\n")
+    monkeypatch.setattr(parsers.Console, "parse", None)
+    assert find_runs(path) == [path]
+
+
 # Malformed logs
 
 
@@ -319,10 +342,14 @@ def test_several_event_files_are_one_log(tmp_path):
 
 
 def test_event_files_of_several_runs(tmp_path):
-    for name in ("logs/a", "logs/b", "outputs/runs/host-1", "outputs/runs/host-2"):
+    for name in ("logs/a", "logs/b", "outputs/runs/host-1", "outputs/runs/host-2",
+                 "verl/project/a", "verl/project/b", "one/run", "one/run/loss_train"):  # fmt: skip
         write_events(tmp_path / name / "events.out.tfevents.1.host", ROWS)
     assert [run.name for run in find_runs(tmp_path / "logs")] == ["a", "b"]
+    assert [run.name for run in find_runs(tmp_path / "verl")] == ["a", "b"]
     assert find_runs(tmp_path / "outputs") == [tmp_path / "outputs"]  # one that was started twice
+    assert len(read_log(tmp_path / "one").rows) == len(ROWS)
+    assert not read_log(tmp_path / "one").notes  # add_scalars wrote the inner file
     with pytest.raises(ValueError, match="2 runs"):
         read_log(tmp_path / "logs")
 

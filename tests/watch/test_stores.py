@@ -133,6 +133,9 @@ def parquet_file(rows):
         ("wandb.csv", table('"Step","first - reward","second - reward",'
                             '"first - entropy","second - entropy"', WIDE)),
         ("rows.jsonl", table("{}", [[json.dumps({"run_name": run} | row)] for run, row in RUNS])),
+        ("seeds.csv", table("Seed,step,reward,entropy", LONG)),
+        ("seeds.jsonl", table('{"seed": 9}', [[json.dumps({"seed": run} | r)] for run, r in RUNS])),
+        ("seeds.parquet", parquet_file([{"seed": run} | row for run, row in RUNS])),
         ("trackio.db", database("id, run_name, step, metrics", TRACKIO)),
         ("bytes.db", database("id, run_name, step, metrics",
                               [(*cells, text.encode()) for *cells, text in TRACKIO])),
@@ -153,6 +156,17 @@ def test_a_file_with_several_runs(name, write, tmp_path):
     for bad in (path, tmp_path / f"{name}#third"):
         with pytest.raises(ValueError, match="first"):
             read_log(bad)
+
+
+def test_seeds_of_several_runs_and_of_one(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [(run, seed, *row.values()) for run in "ab" for seed in (0, 1) for row in ROWS]
+    table("run,seed,step,reward,entropy", rows)(path)
+    assert [str(run)[len(f"{path}#") :] for run in find_runs(path)] == ["a/0", "a/1", "b/0", "b/1"]
+    assert read_log(tmp_path / "runs.csv#b/1").rows == ROWS
+    table("seed,step,reward,entropy", [(k, *row.values()) for k, row in enumerate(ROWS)])(path)
+    assert find_runs(path) == [path]  # each step has its own seed
+    assert read_log(path).rows == ROWS
 
 
 def test_a_run_of_mlflows_file_store(tmp_path):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from mesotron.config import LogKind
@@ -52,15 +52,17 @@ def find_runs(path: Path, kind: LogKind = "auto", notes: list[str] | None = None
         names = [part for part in parts if part.isprintable() and 0 < len(part) < 200]
         return [Path(f"{path}#{name}") for name in names] or [path]
     notes = [] if notes is None else notes
-    runs = list(islice(_runs_below(path, kind, notes), MAX_RUNS))
+    runs = list(islice(_runs_below(path, kind, notes), MAX_RUNS + 1))
     if not runs and kind == "auto":  # a console beside a log is the same run
-        runs = list(islice(_runs_below(path, "console", notes), MAX_RUNS))
+        runs = list(islice(_runs_below(path, "console", notes), MAX_RUNS + 1))
     if not runs:
         raise ValueError(
             f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
             "trainer_state.json, JSONL, CSV, Parquet, TensorBoard, W&B, trackio and MLflow files"
         )
-    return runs
+    if len(runs) > MAX_RUNS:
+        notes.append(f"only {MAX_RUNS} runs of {path} are read: give a folder inside it")
+    return runs[:MAX_RUNS]
 
 
 def _runs_below(root: Path, kind: LogKind, notes: list[str]) -> Iterator[Path]:
@@ -165,15 +167,14 @@ def _is_dump(file: Path) -> bool:
 def _event_files(path: Path) -> tuple[list[Path], bool]:
     """Event files in a folder, or else up to two levels below, by the time in their names; and
     whether they belong to several runs."""
-    found: list[Path] = []
-    for depth, pattern in enumerate(("*", "*/*", "*/*/*")):
-        entries = islice(path.glob(pattern), MAX_ENTRIES)
-        found += [file for file in entries if "tfevents" in file.name and file.is_file()]
-        if found and depth == 0:
-            break
-    children = {file.relative_to(path).parts[0] for file in found if file.parent != path}
-    several = len(children) > 1 and not {child.lower() for child in children} <= PHASES
-    return sorted(found, key=lambda file: (file.name, str(file))), several
+    entries = (x for name in ("*", "*/*", "*/*/*") for x in islice(path.glob(name), MAX_ENTRIES))
+    found = [file for file in entries if "tfevents" in file.name and file.is_file()]
+    folders = {file.parent for file in found}
+    # add_scalars and add_hparams write into folders inside that of their run.
+    found = [file for file in found if folders.isdisjoint(file.parent.parents)]
+    parts = (takewhile("runs".__ne__, file.relative_to(path).parts[:-1]) for file in found)
+    runs = {tuple(part for part in each if part.lower() not in PHASES) for each in parts}
+    return sorted(found, key=lambda file: (file.name, str(file))), len(runs) > 1
 
 
 def recognize(path: Path) -> LogKind:

@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ MAX_KEYS = 5000
 MAX_DEPTH = 8
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
-# Columns of a table that name the run of a row, or the metric of its value.
+# Columns of a table that name the run of a row (next to its seed), or the metric of its value.
 RUN_COLUMNS = ("run_name", "run_id", "run", "experiment", "exp_name", "exp")
 METRIC_COLUMNS = ("metric", "tag", "key", "metric_name")
 # Bookkeeping of W&B.
@@ -105,7 +105,7 @@ class LineParser(Parser):
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
         self.num_lines = 0
-        self.runs: dict[str, None] = {}  # names of the runs so far, in order
+        self.runs: dict[str, int] = {}  # names of the runs so far, in order, and their rows
         self._rest = b""  # the incomplete line at the end
 
     @abstractmethod
@@ -119,12 +119,14 @@ class LineParser(Parser):
             for _ in log.read():
                 if not log.runs and log.num_lines > MAX_HEAD:
                     break
-        names = [run for run in log.runs if run]
+        # A single row is a config, or has a seed of its own.
+        names = [run for run, count in log.runs.items() if run and count > 1]
         return names if len(names) > 1 else []
 
-    def _is_part(self, run: str) -> bool:
-        if len(self.runs) < MAX_KEYS:
-            self.runs[run] = None
+    def _is_part(self, names: Iterable[Any]) -> bool:
+        run = "/".join(str(name) for name in names if name not in (None, ""))
+        if run in self.runs or len(self.runs) < MAX_KEYS:
+            self.runs[run] = self.runs.get(run, 0) + 1
         return self.part in (None, run)
 
     def read(self) -> Iterator[Row]:
@@ -190,8 +192,9 @@ class JsonLines(LineParser):
                 yield row
 
     def _to_row(self, value: dict[str, Any]) -> Row:
-        run = next((value[key] for key in RUN_COLUMNS if type(value.get(key)) is str), None)
-        return to_row(value) if run is None or self._is_part(run) else {}
+        texts = {key for key in RUN_COLUMNS if type(value.get(key)) is str}
+        names = run_columns(texts | value.keys() & {"seed"})
+        return to_row(value) if not names or self._is_part(map(value.get, names)) else {}
 
     def parse(self, line: str) -> list[Row]:
         if not line or line.isspace():
@@ -290,7 +293,8 @@ class Csv(LineParser):
         self.header: list[str] | None = None
         self._delimiter = ","
         self._open = ""  # a row whose quoted cell continues in the next line
-        self._run = self._metric = self._value = ""  # columns with the run, a name, its value
+        self._runs: list[str] = []  # columns that name the run
+        self._metric = self._value = ""  # columns with a name, its value
 
     def parse(self, line: str) -> list[Row]:
         line = f"{self._open}{line}"
@@ -314,7 +318,7 @@ class Csv(LineParser):
         if self._delimiter != ",":
             cells = [COMMA.sub(r"\1.\2", cell) for cell in cells]
         values = {name: cell for name, cell in zip(self.header, cells) if name}
-        if self._run and not self._is_part(values.pop(self._run, "")):
+        if self._runs and not self._is_part([values.pop(name, "") for name in self._runs]):
             return []
         if self._value and (value := values.pop(self._value, "")):
             values[values.pop(self._metric, self._metric)] = value
@@ -322,13 +326,13 @@ class Csv(LineParser):
 
     def _set_header(self, cells: list[str]) -> None:
         charts = [cell.rpartition(" - ")[0] for cell in cells]
-        self.runs = dict.fromkeys(run for run in charts if run)
+        self.runs = dict.fromkeys((run for run in charts if run), 2)
         self.header = [
             "" if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
             else cell for cell, run in zip(cells, charts)
         ]  # fmt: skip
         columns = {cell.strip().lower(): cell for cell in cells}
-        self._run = next((columns[name] for name in RUN_COLUMNS if name in columns), "")
+        self._runs = [columns[name] for name in run_columns(columns)]
         self._metric = next((columns[name] for name in METRIC_COLUMNS if name in columns), "")
         if not self._metric and columns.keys() == {"wall time", "step", "value"}:
             self._metric = self.path.stem.rpartition("tag-")[2]
@@ -344,6 +348,10 @@ class Console(LineParser):
     """What trainers print among other lines: verl's `step:3 - actor/entropy:0.4 - ...`, which may
     be wrapped, dictionaries on one line or several, with a numbered step before them or not, and
     `Step 3 | Loss 0.1 | Reward: 0.5`."""
+
+    @classmethod
+    def parts(cls, path: Path) -> list[str]:
+        return []
 
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
@@ -457,6 +465,10 @@ class EventFile(Parser):
             elif is_one and value.HasField("tensor") and value.tensor.dtype in (1, 2):  # floats
                 scalars[value.tag] = float(make_ndarray(value.tensor).item())
         return event.step, scalars
+
+
+def run_columns(names: Container[str]) -> list[str]:
+    return [name for name in RUN_COLUMNS if name in names][:1] + ["seed"] * ("seed" in names)
 
 
 def open_bytes(path: Path) -> io.BufferedIOBase:

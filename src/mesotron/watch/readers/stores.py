@@ -7,6 +7,7 @@ import json
 import math
 import sqlite3
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import groupby, islice
@@ -176,15 +177,18 @@ class Parquet(Whole):
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
-        with _open_parquet(path) as (table, run, _):
-            batches = table.iter_batches(batch_size=1024, columns=[run]) if run else ()
-            return sorted({str(row[run]) for rows in batches for row in rows.to_pylist()})[:1000]
+        with _open_parquet(path) as (table, names, _):
+            batches = table.iter_batches(batch_size=1024, columns=names) if names else ()
+            rows = (row for batch in batches for row in batch.to_pylist())
+            counts = Counter("/".join(str(row[name]) for name in names) for row in rows)
+            return sorted(run for run, count in counts.items() if count > 1)[:1000]
 
     def finish(self) -> Iterator[Row]:
-        with _open_parquet(self.path) as (table, run, columns):
+        with _open_parquet(self.path) as (table, names, columns):
             for rows in table.iter_batches(batch_size=1024, columns=columns):
                 for values in rows.to_pylist():
-                    if run is None or str(values.pop(run, None)) == self.part:
+                    run = "/".join(str(values.pop(name)) for name in names)
+                    if self.part in (None, run):
                         name = next((values[x] for x in parsers.METRIC_COLUMNS if x in values), "")
                         if name and "value" in values:
                             values[str(name)] = values.pop("value")
@@ -192,8 +196,8 @@ class Parquet(Whole):
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[tuple[Any, str | None, list[str]]]:
-    """The table, the column that names the run, if any, and those with numbers and texts."""
+def _open_parquet(path: Path) -> Iterator[tuple[Any, list[str], list[str]]]:
+    """The table, the columns that name the run, and those with numbers and texts."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -204,9 +208,9 @@ def _open_parquet(path: Path) -> Iterator[tuple[Any, str | None, list[str]]]:
         if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
             raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
         types = {column.name: str(column.type) for column in table.schema_arrow}
-        run = next((name for name in parsers.RUN_COLUMNS if name in types), None)
         texts = {"float", "double", "halffloat", "string", "large_string"}
-        yield table, run, [name for name, x in types.items() if x in texts or "int" in x]
+        columns = [name for name, x in types.items() if x in texts or "int" in x]
+        yield table, parsers.run_columns(types), columns
     except (ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"{path} is not Parquet, or is damaged: {why}") from error

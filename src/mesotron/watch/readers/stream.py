@@ -254,10 +254,13 @@ class Table:
                 else:
                     rows.insert(at, row)
                 return
-        self.note(f"resumed at step {step:.0f}: the rows after it were written again")
         for kept in (self._open, self.rows):
             while kept and kept[-1]["step"] >= step:
                 kept.pop()
+        then = "the rows after it were written again"
+        if not self.rows:
+            then = "no earlier row is read; give each run its file, or its name in a column run"
+        self.note(f"{'resumed' if self.rows else 'begun again'} at step {step:.0f}: {then}")
         self.changed = True
         self._append(row, step)
 
