@@ -255,6 +255,10 @@ trust = 0.8
         ("[[detector]]", "[detector]", "detectors"),
         ('name = "tool_errors"', "name = 3", "name"),
         ("trust", "thrust", "thrust"),
+        ("by = 0.2", 'by = "a fifth"', "by"),
+        ('"multiply"', '"double"', "act"),
+        ("trust = 0.8", 'patience = "long"', "patience"),
+        ('diagnosis = "a third of the tool calls fail"', "diagnosis = 3", "diagnosis"),
         (f"cases = [[{SYMPTOM}]]", "cases = []", "cases"),
     ],
 )

@@ -8,11 +8,12 @@ decide on a stop were fitted on the tuning corpus of benchmarks/watch.
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from mesotron.config.base import from_plain
 from mesotron.watch.tracks import Symptom
 
 T = TypeVar("T")
@@ -121,20 +122,19 @@ def load_detectors(path: Path) -> tuple[Detector, ...]:
 def _read(path: Path, symptoms: dict[str, Symptom]) -> tuple[Detector, ...]:
     """The detectors of a file; the symptoms that it names are added to `symptoms`."""
     file = tomllib.loads(path.read_text(encoding="utf-8"))
-    symptoms |= {name: Symptom(**table) for name, table in file.get("symptoms", {}).items()}
-    known = {field.name for field in fields(Detector)}
+    tables = file.get("symptoms", {})
+    symptoms |= {name: _named(table, Symptom, {}) for name, table in tables.items()}
     detectors = []
     for table in file["detector"]:
-        if unknown := sorted(table.keys() - known):
-            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(sorted(known))}")
-        cases = {
+        parts: dict[str, Any] = {
             key: tuple(tuple(_named(one, Symptom, symptoms) for one in case) for case in table[key])
             for key in ("cases", "fatal") if key in table
         }  # fmt: skip
-        if not isinstance(table["name"], str) or not cases.get("cases"):
-            raise ValueError("a detector needs text as its name, and cases")
-        changes = tuple(_named(one, Change, CHANGES) for one in table.get("changes", ()))
-        detectors.append(Detector(**{**table, **cases, "changes": changes}))
+        if not parts.get("cases"):
+            raise ValueError("a detector needs cases")
+        parts["changes"] = tuple(_named(one, Change, CHANGES) for one in table.get("changes", ()))
+        plain = {key: value for key, value in table.items() if key not in parts} | {"cases": ()}
+        detectors.append(replace(from_plain(Detector, plain, "a detector"), **parts))
     return tuple(detectors)
 
 
@@ -143,7 +143,8 @@ def _named(value: Any, kind: type[T], names: Mapping[str, T]) -> T:
         if value not in names:
             raise ValueError(f"{value!r} is not one of {', '.join(names)}")
         return names[value]
-    return kind(**{key: tuple(x) if isinstance(x, list) else x for key, x in value.items()})
+    values = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
+    return from_plain(kind, values, f"a {kind.__name__.lower()}")
 
 
 _SYMPTOMS: dict[str, Symptom] = {}
