@@ -133,10 +133,8 @@ class Channel:
     def url(self) -> str:
         """The address, from the environment; it must never be logged."""
         target, variable = self.target, re.fullmatch(r"\$\{?(\w+)\}?", self.target)
-        if variable:
-            target = os.environ.get(variable[1], "")
-            if not target:
-                raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
+        if variable and not (target := os.environ.get(variable[1], "")):
+            raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
         if self.kind == "ntfy" and re.fullmatch(r"[-\w]{1,64}", target, re.ASCII):
             return f"https://ntfy.sh/{target}"
         if not re.match(r"https?://[\w\[]", target, re.IGNORECASE):

@@ -170,7 +170,6 @@ class Watch(TrainerCallback):
         event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
         self._pending = []
         if self.guard == "stop":
-            broken = model is not None and has_broken_weights(model, logs)
             self._stop(broadcast(event), control, can_save=not broken)
         elif self.guard == "rollback":
             self._roll_back(broadcast(event), state, control, can_save=not broken)
@@ -203,8 +202,7 @@ class Watch(TrainerCallback):
 
     def _protect(self, args: Any, state: TrainerState) -> None:
         """Let `save_total_limit` keep the last healthy checkpoint, as it keeps the best one."""
-        step = self.last_healthy_checkpoint
-        if step is not None:
+        if (step := self.last_healthy_checkpoint) is not None:
             self._name_best(args, state, step)
 
     def _name_best(self, args: Any, state: TrainerState, step: int) -> None:

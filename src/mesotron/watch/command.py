@@ -63,8 +63,7 @@ def run(config: WatchConfig) -> int:
     if config.json:
         print(to_json(record), end="")
         return record["exit_code"]
-    is_dead = any(result.diagnosis.condition == "dead" for result in results)
-    return 1 if config.check and is_dead else 0
+    return int(config.check and any(each.diagnosis.condition == "dead" for each in results))
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class Watcher:
         self, settings: WatchSettings, names: Names, events: Path | None = None,
         detectors: Sequence[Detector] = DETECTORS,
     ) -> None:  # fmt: skip
-        self.settings, self.names, self.path = settings, names, events
-        self.detectors = detectors
+        self.settings, self.names, self.path, self.detectors = settings, names, events, detectors
         self.restart()
 
     def restart(self) -> None:

@@ -173,9 +173,8 @@ class Engine:
 
     def window(self, metric: str, scale: int = 0) -> Window | None:
         """The short (0) to long window of a metric; None until it is full."""
-        if metric not in self.tracks:
-            return None
-        return self.tracks[metric].window(min(scale, len(self.tracks[metric].sizes) - 1))
+        track = self.tracks.get(metric)
+        return track and track.window(min(scale, len(track.sizes) - 1))
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:

@@ -39,8 +39,7 @@ def apply(
     and refusals of an `Action`."""
     changes, refused = [], []
     for change in remedy:
-        why = obstacle(change, settings.get(change.field))
-        if why:
+        if why := obstacle(change, settings.get(change.field)):
             refused.append({"field": change.field, "why": why})
         else:
             changes.append(_write(change, settings[change.field]))

@@ -310,9 +310,7 @@ class Symptom:
         return steps[min(max(last + 1 - width // 2, 0), len(steps) - 1)]
 
     def _is_past(self, now: float, limit: float | None) -> bool:
-        if limit is None:
-            return True
-        return now >= limit if self.moved in ("up", "above") else now <= limit
+        return limit is None or (now >= limit if self.moved in ("up", "above") else now <= limit)
 
 
 def bernoulli_variance(share: float) -> float:

@@ -95,11 +95,8 @@ def locate(path: Path, kind: LogKind = "auto") -> Source:
         if source.part is None and len(parts) > 1:
             raise ValueError(f"{path} has {len(parts)} runs: give one, as in {path}#{parts[0]}")
         return replace(source, part=named.get(source.part or "", next(iter(parts), None)))
-    source = _run_of(path, kind)
-    if source and source.is_file:
-        return replace(source, part=locate(source.files[0], source.kind).part)
-    if source:
-        return source
+    if source := _run_of(path, kind):
+        return locate(source.files[0], source.kind) if source.is_file else source
     runs = find_runs(path, kind)
     if len(runs) > 1:
         raise ValueError(f"{path} has {len(runs)} runs: give one, such as {runs[0]}")
@@ -121,19 +118,16 @@ def locate_file(path: Path, kind: LogKind) -> Source:
 def _run_of(path: Path, kind: LogKind) -> Source | None:
     """The log of a folder that is the folder of one run."""
     run, state = path / "metrics.jsonl", path / "trainer_state.json"
-    states = {
-        int(number): file for file in path.glob("checkpoint-*/trainer_state.json")
-        if (number := file.parent.name.removeprefix("checkpoint-")).isdecimal()
-    }  # fmt: skip
-    newest = [states[max(states)]] if states else []  # a TRL output folder is one run
+    states = {file.parent.name[11:]: file for file in path.glob("checkpoint-*/trainer_state.json")}
+    last = max(filter(str.isdecimal, states), key=int, default=None)
+    newest = [states[last]] if last else []  # a TRL output folder is one run
     events, several = _event_files(path)
     wandb = sorted(path.glob("*.wandb"))[:2]
-    is_mlflow = (path / "meta.yaml").is_file() and (path / "metrics").is_dir()
     found: list[tuple[LogKind, list[Path]]] = [
         ("run", [run] if run.is_file() else []),
         ("trainer_state", [state] if state.is_file() else newest),
         ("wandb", wandb if len(wandb) == 1 else []),
-        ("mlflow", [path] if is_mlflow else []),
+        ("mlflow", [path] * ((path / "meta.yaml").is_file() and (path / "metrics").is_dir())),
         ("tensorboard", [] if several else events),
     ]
     matching = (Source(name, files) for name, files in found if files and kind in ("auto", name))
@@ -205,8 +199,7 @@ def recognize(path: Path) -> LogKind:
 
 def inner_suffix(path: Path) -> str:
     """The suffix of a file, without a .gz after it."""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    return name.suffix.lower()
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
 def _head(path: Path) -> bytes:

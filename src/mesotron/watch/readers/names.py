@@ -95,7 +95,6 @@ class Names:
         for ours, theirs in self.mapped.items():
             if theirs in row:
                 out[own_name(ours)] = row[theirs]
-        values = [row[name] for name in self.reward_from if name in row]
-        if values:
+        if values := [row[name] for name in self.reward_from if name in row]:
             out[own_name("reward")] = sum(values) / len(values)
         return out
