@@ -55,6 +55,16 @@ def test_input_that_cannot_be_used(tmp_path, capsys, name, text, rename, match):
     assert error.count("\n") == 1
 
 
+def test_a_reward_that_is_no_longer_logged_is_named(tmp_path, capsys):
+    rows = [row | ({"reward": None} if row["step"] >= 30 else {}) for row in healthy(0, steps=60)]
+    assert cli.main(["watch", str(write(tmp_path / "a.jsonl", rows)), "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert "29" in note
+    rows = [row if k % 10 else row | {"reward": 0.5} for k, row in enumerate([{"loss": 1.0}] * 100)]
+    assert cli.main(["watch", str(write(tmp_path / "b.jsonl", rows)), "--json"]) == 0
+    assert not any("reward" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
     rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
     log = write(tmp_path / "a.jsonl", rows)

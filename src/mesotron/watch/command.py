@@ -133,10 +133,8 @@ def watch_many(
     for path, error in unread.items():
         console.print(f"unread   {_short(Path(path), config.path)}: {error}")
     records = [each.record() for each in results]
-    worst = records[0]
-    record = {"schema": SCHEMA, "path": str(config.path), "verdict": worst["verdict"],
-              "exit_code": worst["exit_code"], "runs": records, "unread": unread}  # fmt: skip
-    return results, record
+    worst = {key: records[0][key] for key in ("schema", "verdict", "exit_code")}
+    return results, worst | {"path": str(config.path), "runs": records, "unread": unread}
 
 
 def _short(path: Path, folder: Path) -> str:
@@ -184,13 +182,16 @@ class Watcher:
         names.check()
         names.require_known(log.path, m.rows)
         notes = list(log.notes)
+        rewarded = [k for k, row in enumerate(m.rows) if "reward" in canonical(row)]
         if names.reward_from:
             notes.append(f"no reward is logged: it is read from {', '.join(names.reward_from[:3])}")
-        elif not any("reward" in canonical(row) for row in m.rows):
+        elif not rewarded:
             unknown = sorted(names.seen - {"step"})
             close = suggest_names(name for name in unknown if not is_known(name))
             hint = f"; perhaps --rename reward={close[0]}" if close else ""
             notes.append(f"no reward is logged under a known name{hint}")
+        elif len(m.rows) - rewarded[-1] > max(10, 3 * len(m.rows) / len(rewarded)):
+            notes.append(f"no reward is logged after step {m.rows[rewarded[-1]]['step']:.0f}")
         return m.diagnosis(notes)
 
 
