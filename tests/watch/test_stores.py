@@ -186,6 +186,21 @@ def test_a_run_of_mlflows_file_store(tmp_path):
                     for r in ROWS]  # fmt: skip
 
 
+def test_trackio_counts_calls_but_transformers_logs_its_own_step(tmp_path):
+    path = tmp_path / "a.db"
+    rows = [{"train/global_step": k, "train/reward": k} for k in (10, 20, 30, 20)]  # resumed at 10
+    rows.insert(1, {"train/global_step": 10, "eval/accuracy": 0.5})
+    calls = [(k, "run", k, json.dumps(row)) for k, row in enumerate(rows)]
+    database("id, run_name, step, metrics", calls)(path)
+    log = read_log(path)
+    assert [row["step"] for row in log.rows] == [10, 20]
+    assert log.rows[0] == {"step": 10, "train/reward": 10, "eval/accuracy": 0.5}
+    assert "resumed" in "".join(log.notes)
+    calls = [(k, "run", 5 * k, json.dumps({"reward": k})) for k in range(3)]
+    database("id, run_name, step, metrics", calls)(tmp_path / "b.db")
+    assert [row["step"] for row in read_log(tmp_path / "b.db").rows] == [0, 5, 10]
+
+
 def hostile_view(path):
     with sqlite3.connect(path) as database:
         database.execute("CREATE VIEW metrics AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "

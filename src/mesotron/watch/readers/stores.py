@@ -141,7 +141,7 @@ class Database(Whole):
                 query = "SELECT step, metrics FROM metrics WHERE run_name IS ? ORDER BY step, id"
                 for step, text in database.execute(query, (self.part,)):
                     if isinstance(values := _json(text), dict):
-                        yield to_row({**values, "step": step})
+                        yield to_row({**values, "_step": step})  # it counts calls, as W&B's does
                 return
             query = ("SELECT step, key, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
                      "WHERE run_uuid IS ? ORDER BY step, timestamp")  # fmt: skip
