@@ -196,9 +196,11 @@ def test_trackio_counts_calls_but_transformers_logs_its_own_step(tmp_path):
     assert [row["step"] for row in log.rows] == [10, 20]
     assert log.rows[0] == {"step": 10, "train/reward": 10, "eval/accuracy": 0.5}
     assert "resumed" in "".join(log.notes)
-    calls = [(k, "run", 5 * k, json.dumps({"reward": k})) for k in range(3)]
-    database("id, run_name, step, metrics", calls)(tmp_path / "b.db")
-    assert [row["step"] for row in read_log(tmp_path / "b.db").rows] == [0, 5, 10]
+    calls = [(k, "run", 5 * (k % 3), json.dumps({"reward": k})) for k in range(6)]
+    database("id, run_name, step, metrics", calls)(tmp_path / "b.db")  # two runs of one name
+    log = read_log(tmp_path / "b.db")
+    assert log.rows == [{"step": 5 * k, "reward": k + 3} for k in range(3)]
+    assert "begun again" in "".join(log.notes)
 
 
 def hostile_view(path):

@@ -138,7 +138,7 @@ class Database(Whole):
     def finish(self) -> Iterator[Row]:
         with _connect(self.path) as (database, columns):
             if "run_name" in columns:
-                query = "SELECT step, metrics FROM metrics WHERE run_name IS ? ORDER BY step, id"
+                query = "SELECT step, metrics FROM metrics WHERE run_name IS ? ORDER BY id"
                 for step, text in database.execute(query, (self.part,)):
                     if isinstance(values := _json(text), dict):
                         yield to_row({**values, "_step": step})  # it counts calls, as W&B's does
