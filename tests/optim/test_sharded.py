@@ -1,19 +1,16 @@
 """Sharded steps against one process: FSDP2, HSDP and tensor parallelism on 2 and 4 gloo ranks, and
 one NCCL rank where there is a GPU."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from mesotron.optim import Muon
-from mesotron.optim.sharding.exchange import Member, extent, local_box, make_plan
+from mesotron.optim.sharding.exchange import Member, make_plan
 from mesotron.spectral import muon
 from support.ranks import Ranks
 
@@ -46,17 +43,15 @@ def four():
         ("four", "pion", "rows", {"promote": 2}),
         ("four", "pion", "hsdp", {"cutoff": "noise"}),
         ("four", "muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
+        ("four", "muon", "hsdp", {"teams": True}),
         ("four", "muon", "two_dims", {}),
+        ("four", "muon", "columns_first", {}),
         ("four", "muon", "twice", {"filter": "low_rank", "rank": 1}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_ranks_train_as_one_process(ranks, name, layout, options, request):
     request.getfixturevalue(ranks)("trains_alike", name, layout, options)
-
-
-def test_two_teams_of_two_train_as_one(four):
-    four("trains_alike", "muon", "hsdp", {}, True)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
@@ -148,28 +143,6 @@ def test_fsdp_over_tensor_parallelism(four):
 def test_flat_fsdp1_shards_are_rejected(two, use_orig_params):
     for errors in two("builds_on_fsdp1", use_orig_params):
         assert ["FSDP2" in error for error in errors] == [True, True]
-
-
-@pytest.mark.parametrize("shape", [(7, 12), (3, 10), (1, 4), (16, 16), (5, 6, 8)])
-@pytest.mark.parametrize(
-    "placements",
-    [
-        (Shard(0), Replicate()),
-        (Replicate(), Shard(1)),
-        (Shard(0), Shard(1)),
-        (Shard(0), Shard(0)),
-        (Shard(1), Shard(0)),
-    ],
-    ids=str,
-)
-def test_boxes_are_those_of_pytorch(shape, placements):
-    mesh = (2, 3)
-    for place in [(i, j) for i in range(2) for j in range(3)]:
-        box = local_box(shape, placements, mesh, place)
-        sizes, offsets = _compute_local_shape_and_global_offset(shape, mesh, place, placements)
-        assert extent(box) == tuple(sizes)
-        if math.prod(sizes):
-            assert tuple(start for start, _ in box) == tuple(offsets)
 
 
 # One layer of Qwen2.5-0.5B.

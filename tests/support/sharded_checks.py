@@ -39,6 +39,7 @@ PLACEMENTS = {
     "copies": (Replicate(),),
     "hsdp": (Replicate(), Shard(0)),
     "two_dims": (Shard(0), Shard(1)),
+    "columns_first": (Shard(1), Shard(0)),
     "twice": (Shard(0), Shard(0)),
 }
 
@@ -96,8 +97,8 @@ class Twins:
             torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6, msg=message)
 
 
-def trains_alike(name: str, layout: str, options: dict, teams: bool = False) -> None:
-    mesh = None
+def trains_alike(name: str, layout: str, options: dict) -> None:
+    mesh, teams = None, options.pop("teams", False)
     if teams:  # two of two ranks, each on a mesh that is not the whole world
         world = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("team", "copy", "shard"))
         mesh = world["copy", "shard"]
