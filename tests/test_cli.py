@@ -254,6 +254,8 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
         ("lr = 1e-5\n[optim]\nlr = 1e-4", "optim.lr twice"),
         ("[data]\nfile = 'mine.jsonl'", "did you mean files"),
         ("rollout = 5\nbatch = 4", "rollout = 5"),
+        ("task = 1", "name = 1"),
+        ("[recipe]", "recipe"),
     ],
 )
 def test_a_wrong_toml_file_is_refused(tmp_path, text, names, capsys):
@@ -267,10 +269,10 @@ def test_a_wrong_toml_file_is_refused(tmp_path, text, names, capsys):
 
 MISSING = [
     ("train", "trl"), ("train --report-to wandb", "wandb"), ("train --model.lora 2", "peft"),
-    ("sft", "datasets"), ("eval tiny", "transformers"), ("plan --calibrate", "trl"),
-    ("compare arith", "trl"), ("compare snake", "jax"), ("route tiny", "transformers"),
-    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"), ("ppo snake", "jumanji"),
-    ("ppo snake --wandb", "wandb"),
+    ("sft", "datasets"), ("eval tiny", "transformers"), ("eval tiny", "torch"),
+    ("plan --calibrate", "trl"), ("compare arith", "trl"), ("compare snake", "jax"),
+    ("route tiny", "transformers"), ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
+    ("ppo snake", "jumanji"), ("ppo snake --wandb", "wandb"),
     ("vla train", "transformers"), ("vla eval", "safetensors"),
     ("vla demos --lerobot out", "pyarrow"), ("spectrum muon --plot a.png", "matplotlib"),
 ]  # fmt: skip
@@ -290,7 +292,7 @@ def test_a_missing_package_is_one_sentence_before_anything_is_made(
 
 
 BAD_CONFIGS = [
-    "[]", "{", "[" * 100_000, '{"reward": []}', '{"rollout": {"engine": []}}',
+    "[]", "{", "[" * 100_000, '{"reward": []}', '{"watch": []}', '{"rollout": {"engine": []}}',
     '{"optim": {"lr": 1' + "0" * 400 + "}}", '{"seed": 4294967296}', '{"out": "a\\u0000b"}',
 ]  # fmt: skip
 

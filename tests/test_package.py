@@ -33,18 +33,11 @@ def log(tmp_path) -> Path:
     return path
 
 
-def test_watch_on_a_log_and_a_sentence_for_the_rest_without_torch(log):
-    def mesotron(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", WITHOUT_EXTRAS, *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=log.parent)
-
-    done = mesotron("watch", str(log))
+def test_watch_reads_a_log_without_torch(log):
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, "watch", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=log.parent)
     assert done.returncode == 0, done.stderr
     assert "reward collapse" in done.stdout
-    refused = mesotron("eval", "tiny")
-    assert refused.returncode == 2
-    assert "mesotron[rlvr]" in refused.stderr
-    assert "Traceback" not in refused.stderr
 
 
 def add_requirements(lines: list[str] | None, seen: set[str]) -> set[str]:

@@ -65,17 +65,8 @@ def test_random_input_is_one_sentence_or_an_answer(name, inputs):
     assert fuzz.fuzz(name, inputs) >= min(inputs, 3)
 
 
-FOUND = [
-    ("rows", ([{"step": -1, "reward": 10**150}], [], None)),  # no cause for a dead run
-    ("config", ("train", {"watch": []})),
-    ("toml", "[recipe]"),
-    ("toml", "task = 1"),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), FOUND)
-def test_input_that_once_failed(tmp_path, name, value):
-    fuzz.TARGETS[name].check(value, tmp_path)
+def test_a_dead_run_without_a_cause_is_read(tmp_path):
+    fuzz.TARGETS["rows"].check(([{"step": -1, "reward": 10**150}], [], None), tmp_path)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ Each row is compiled once; all contracts share its step.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -71,9 +71,7 @@ def run(name: str, seeds: range, params=None, state=None) -> tuple:
 
 
 def assert_equal(result, expected, atol: float = 0.0) -> None:
-    assert jax.tree.structure(result) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), result, expected)
 
 
 @every

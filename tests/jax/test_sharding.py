@@ -44,10 +44,9 @@ for tx, params in cases:
             for k in params:
                 np.testing.assert_allclose(spread[k], alone[k], atol=1e-5)
         spread, state = step(spread, state, place(grads))
-print("kept")
 """
 
 
 @pytest.mark.slow
 def test_shardings_are_kept_under_jit():
-    assert run_on_four_devices(SCRIPT) == "kept"
+    run_on_four_devices(SCRIPT)

@@ -86,13 +86,11 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor], atol: float = 1e-5) -> None:
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def set_gradients(model: nn.Module, scale: float = 1.0, seed: int = 7) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mesotron
 from mesotron.optim import Muon, NorMuon, lora, optimizers
 from mesotron.optim.leash import F_MAX
 from mesotron.spectral.scale import step_scale
@@ -96,18 +95,6 @@ def test_an_endless_leash_is_the_plain_step():
     assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
-def test_a_leash_needs_bounded_steps():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    short = {"filter": "polar_express", "steps": 3}
-    for make, options, match in (
-        (mesotron.adamw, {"leash": 0.1}, "leash"),
-        (mesotron.muon, {"leash": -1.0}, "leash"),
-        (mesotron.muon, {"leash": 0.1, **short}, "polar_express"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            make(model, **options)
-
-
 @pytest.mark.parametrize("rule", ["muon", "normuon", "product"])
 def test_flags_that_stay_on_the_device_mask_the_step(rule, monkeypatch):
     """As on a GPU, where the host does not read which gradients are finite."""
@@ -136,6 +123,5 @@ def test_flags_that_stay_on_the_device_mask_the_step(rule, monkeypatch):
     for module in (lora, optimizers):
         monkeypatch.setattr(module, "on_host", lambda flags: False)
     masked, other = run()
-    for a, b in zip(read, masked, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(masked, read)
     assert stats == pytest.approx(other, rel=1e-4)

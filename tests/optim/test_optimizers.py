@@ -84,6 +84,9 @@ def test_learning_rates_go_to_the_rule_of_their_unit():
     [
         (lambda: mesotron.pion(net(), cutoff=0.3, promote=1), "cutoff=0.3"),
         (lambda: mesotron.adamw(net(), cutoff=0.3), "cutoff=0.3"),
+        (lambda: mesotron.adamw(net(), leash=0.1), "leash"),
+        (lambda: mesotron.muon(net(), leash=-1.0), "leash"),
+        (lambda: mesotron.muon(net(), leash=0.1, filter="polar_express", steps=3), "polar_expr"),
         (lambda: mesotron.muon(net(), lr="x"), "lr='x'"),
         (lambda: Muon([]), "empty"),
         (lambda: Muon(["weight"]), "'weight'"),

@@ -96,14 +96,10 @@ def test_a_sum_becomes_a_mean_in_the_dtype_that_it_is_kept_in_here():
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], mean)
 
 
-def adam_state(shape: tuple[int, ...]) -> dict[str, object]:
-    return {"step": 3, "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
-
-
 @pytest.mark.parametrize(
     ("state", "options", "word"),
     [
-        (adam_state((4, 4)), {}, "momentum_buffer"),
+        ({"exp_avg": torch.zeros(4, 4)}, {}, "momentum_buffer"),
         ({"momentum_buffer": torch.zeros(3, 4)}, {}, r"\(3, 4\)"),
         ({"momentum_buffer": torch.zeros(4, 4)}, {"form": "ema"}, "form='ema'"),
         ({"momentum_buffer": torch.zeros(4, 4)}, {"params": None}, "params="),

@@ -39,8 +39,7 @@ def whole(program):
 
 
 def assert_bit_equal(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_chunks_are_bit_equal_to_one_piece(program, whole):

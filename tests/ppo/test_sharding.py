@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-SCRIPT = """
+GRADIENTS = """
 import dataclasses
 import jax, numpy as np
 import jax.numpy as jnp
@@ -56,7 +56,6 @@ assert largest > 1e-3
 text = gradient.lower(params, spread, key).compile().as_text()
 assert "all-reduce" in text
 assert "all-to-all" not in text
-print("equal")
 """
 
 WHOLE_RUNS = """
@@ -77,25 +76,19 @@ for config in (replace(base, num_shards=4), replace(base, num_shards=4, num_seed
     share = boards.addressable_shards[0].data.shape
     assert share[0] * share[1] * 4 == boards.shape[0] * boards.shape[1], share
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(metrics))
-print("ran")
 """
 
 
-def run_on_four_devices(script: str) -> str:
+def run_on_four_devices(script: str) -> None:
     flags = "--xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=900, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
 
 
 @pytest.mark.slow
-def test_gradient_of_four_devices_equals_that_of_one():
-    assert run_on_four_devices(SCRIPT) == "equal"
-
-
-@pytest.mark.slow
-def test_games_or_seeds_are_split_over_four_devices():
-    assert run_on_four_devices(WHOLE_RUNS) == "ran"
+@pytest.mark.parametrize("script", [GRADIENTS, WHOLE_RUNS], ids=["gradients", "whole runs"])
+def test_four_devices_share_games_or_seeds(script):
+    run_on_four_devices(script)

@@ -49,16 +49,14 @@ def make_groups():
     ]
 
 
-def run(
-    fused, cls=Muon, steps=STEPS, grad_scale=1.0, poison=None, work=None, groups=None, **options
-):
+def run(fused, cls=Muon, steps=STEPS, poison=None, work=None, groups=None, **options):
     groups = groups or make_groups()
     optimizer = cls(groups, lr=0.02, weight_decay=0.1, fused=fused, dtype=work, **options)
     generator = torch.Generator().manual_seed(1)
     params = [p for g in optimizer.param_groups for p in g["params"]]
     for step in range(steps):
         for p in params:
-            p.grad = (torch.randn(p.shape, generator=generator) * grad_scale).to(DEVICE)
+            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
         if poison is not None and step == 1:
             params[poison].grad.view(-1)[3] = float("nan")
         optimizer.step()
