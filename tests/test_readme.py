@@ -108,17 +108,15 @@ def vla() -> set[str]:
 
 
 SOURCES: dict[str, Callable[[], set[str]]] = {
-    "default_run/README.md)": default_run,
     "default_run/README.md#the-rescue)": rescue,
-    "watch/README.md)": watch,
     "claims/README.md#the-guard-on-smollm2)": lambda: claim("guard", ("off",), ("rollback",)),
     "claims/README.md#rates-of-the-tiny-model)": lambda: claim(
         "rates", ("adamw 0.004", "adamw 0.008"), ("muon 0.004", "muon 0.008")
     ),
-    "tournament/README.md)": tournament,
-    "training/README.md)": training,
-    "ppo/README.md)": ppo,
-    "vla/README.md)": vla,
+}
+SOURCES |= {
+    f"{source.__name__}/README.md)": source
+    for source in (default_run, watch, tournament, training, ppo, vla)
 }
 
 

@@ -16,12 +16,11 @@ from typing import Any
 IMPORTS = ("torch", "mesotron.recipes", "mesotron.report.command", "mesotron.rlvr.session",
            "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
            "orbax.checkpoint", "matplotlib.figure")  # fmt: skip
-SECTIONS = ("kills", "damage", "strangers", "budgets", "fuzz", "soak")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="faults")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--damage", type=int, default=28, help="damaged files")
     parser.add_argument("--inputs", type=int, default=6000, help="fuzzed inputs")

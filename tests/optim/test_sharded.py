@@ -118,10 +118,8 @@ def test_a_checkpoint_continues_on_as_many_and_on_fewer_ranks(four, two, tmp_pat
     straight, alone = four("trains_and_saves", str(tmp_path))[0]
     for ranks in (four, two):
         weights = ranks("loads_and_continues", str(tmp_path))[0]
-        for name, expected in straight.items():
-            np.testing.assert_allclose(weights[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
-    for name, expected in alone.items():
-        np.testing.assert_allclose(straight[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+        torch.testing.assert_close(weights, straight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(straight, alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

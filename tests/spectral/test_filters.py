@@ -167,9 +167,7 @@ def test_gram_segments_hold_every_step_once(roundoff):
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: make_filter("muno"), "muno"),
         (lambda: make_filter("muon", promote=1), "promote=1"),
-        (lambda: make_filter("pion", cutoff=0.3, promote=1), "cutoff=0.3"),
         (lambda: make_filter("muon", steps=0), "0"),
         (lambda: make_filter("muon", rank=8), "rank=8"),
         (lambda: make_filter("low_rank", steps=3), "steps=3"),
