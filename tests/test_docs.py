@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from torch import nn
 
 from mesotron import cli
@@ -27,6 +26,7 @@ from mesotron.config.flags import ALSO_SHORT, SHORT
 from mesotron.rlvr.trl_options import grpo_fields
 from mesotron.runs import RunFolder
 from support.quick_jax import quick_compilation  # noqa: F401
+from support.rlvr_tiny import make_network
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -65,14 +65,6 @@ def blocks_of(page: Path, *languages: str) -> list[Block]:
     return [block for block in blocks if block.language in languages]
 
 
-def language_model() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
-
-
 def policy() -> nn.Module:
     parts = {name: nn.Linear(8, 8) for name in ("vision_tower", "language_model", "action_head")}
     return nn.ModuleDict({**parts, "head": nn.Linear(8, 2)})
@@ -81,7 +73,7 @@ def policy() -> nn.Module:
 def trainer() -> Any:
     from transformers import Trainer, TrainingArguments
 
-    return Trainer(language_model(), TrainingArguments("out", report_to="none", use_cpu=True))
+    return Trainer(make_network(), TrainingArguments("out", report_to="none", use_cpu=True))
 
 
 def finished_run() -> None:
@@ -89,7 +81,7 @@ def finished_run() -> None:
     run.append("metrics", {"step": 1, "reward": 0.5})
 
 
-GIVEN = {"model": language_model, "policy": policy, "trainer": trainer, "runs/last": finished_run}
+GIVEN = {"model": make_network, "policy": policy, "trainer": trainer, "runs/last": finished_run}
 PYTHON_PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.name in SLOW))
     for page in PAGES

@@ -3,17 +3,10 @@
 import torch
 from optim.test_contracts import assert_equal, weights
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import mesotron
-
-
-def qwen() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    return Qwen2ForCausalLM(Qwen2Config(**sizes, pad_token_id=0, eos_token_id=1, bos_token_id=1))
-
+from support.rlvr_tiny import make_network
 
 TOKENS = [(torch.arange(8) + row) % 32 for row in range(64)]
 COUNTING = [{"input_ids": tokens, "labels": tokens} for tokens in TOKENS]
@@ -34,13 +27,13 @@ def test_trainer_resumes_exactly_with_the_class_and_its_own_groups(tmp_path):
         optimizer = (mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3})
         return Trainer(model, settings, train_dataset=COUNTING, optimizer_cls_and_kwargs=optimizer)
 
-    alone, before = qwen(), weights(qwen())
+    alone, before = make_network("qwen2"), weights(make_network("qwen2"))
     whole = trainer(alone)
     whole.train()
     assert_all_moved(alone, before)
     rules = {group["rule"] for group in whole.optimizer.optimizer.param_groups}
     assert rules == {"pion", "adamw"}
-    resumed = qwen()
+    resumed = make_network("qwen2")
     trainer(resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert_equal(weights(resumed), weights(alone))
 
