@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
 from accelerate.commands.config.config_args import load_config_from_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mesotron import cli
 from mesotron.cli import parse
@@ -15,6 +13,7 @@ from mesotron.recipes import RECIPES, describe_recipes, make_recipe
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives import trl_arguments
 from mesotron.runs import RunFolder
+from support.rlvr_tiny import make_network
 
 PRESETS = cli.COMMANDS["train"].presets
 DOCS = Path(__file__).parents[1] / "docs"
@@ -60,14 +59,9 @@ def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):
 
 def small_model(folder: Path, kind: str) -> Path:
     _, tokenizer = load_model(ModelConfig(name="tiny"))
-    config = AutoConfig.for_model(
-        kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, head_dim=16,
-        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=512, layer_types=None, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), "head_dim": 16, "max_position_embeddings": 512}
+    make_network(kind, **sizes, **ends, tie_word_embeddings=True).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
