@@ -173,7 +173,7 @@ class Study:
         try:
             storage = config.storage or JournalStorage(JournalFileBackend(log))
             self.study = optuna.create_study(storage=storage, load_if_exists=True, **options)
-        except Exception as error:  # of a database or its driver
+        except Exception as error:  # of a database, its driver or a damaged journal
             place, reason = "--storage" if config.storage else log, " ".join(str(error).split())
             raise ValueError(f"{place} is not a usable study: {reason}") from error
         runs = [int(path.stem[6:]) for path in folder.glob("trials/trial-*.lock")]
