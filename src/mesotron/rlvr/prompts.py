@@ -20,9 +20,8 @@ def build_prompt(
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
     given = problem.messages or [{"role": "user", "content": problem.question}]
-    if given[0]["role"] == "system":
-        system = ""  # the data's own
-    messages = [{"role": "system", "content": system}] if system else []
+    has_own = given[0]["role"] == "system"
+    messages = [{"role": "system", "content": system}] if system and not has_own else []
     for example in examples[: config.few_shot]:
         messages.append({"role": "user", "content": example.question})
         messages.append({"role": "assistant", "content": solved_text(example, format)})

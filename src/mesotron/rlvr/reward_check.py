@@ -196,16 +196,15 @@ def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> 
     with_gold = [problem for problem in problems if problem.gold]
     if not with_gold:
         return
-    columns = []
-    for k in range(len(_spellings(""))):
-        columns.append(call([_spellings(p.gold or "")[k] for p in with_gold], with_gold))
+    spelled = zip(*(_spellings(problem.gold or "") for problem in with_gold), strict=True)
+    columns = [call(list(texts), with_gold) for texts in spelled]
     best = max(range(len(columns)), key=lambda k: _mean(columns[k]))
     outcome.spelling, outcome.gold = str(best), _mean(columns[best])
     empty = call([""] * len(with_gold), with_gold)
     lowest = min((s for column in (*columns, empty) for s in column if s is not None), default=0.0)
     half = lowest + (outcome.gold - lowest) / 2
     for k, problem in enumerate(with_gold):
-        scores = [column[k] for column in columns if column[k] is not None]
+        scores = [score for column in columns if (score := column[k]) is not None]
         if not scores or (max(scores) < half and outcome.gold > lowest):
             outcome.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
     share = len(outcome.gold_failures) / len(with_gold)

@@ -116,7 +116,7 @@ class LineParser(Parser):
     def parts(cls, path: Path) -> list[str]:
         log = cls(path)
         with suppress(ValueError, OSError):  # named when the log is read
-            for _ in () if cls is Console else log.read():  # a console names no runs
+            for _ in log.read():
                 if not log.runs and log.num_lines > MAX_HEAD:
                     break
         # A single row is a config, or has a seed of its own.
@@ -348,6 +348,10 @@ class Console(LineParser):
     """What trainers print among other lines: verl's `step:3 - actor/entropy:0.4 - ...`, which may
     be wrapped, dictionaries on one line or several, with a numbered step before them or not, and
     `Step 3 | Loss 0.1 | Reward: 0.5`."""
+
+    @classmethod
+    def parts(cls, path: Path) -> list[str]:
+        return []
 
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
