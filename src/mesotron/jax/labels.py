@@ -196,8 +196,7 @@ class LeafSite(Site):
 
     @property
     def attention_part(self) -> str:
-        names = (part for part, known in _ATTENTION.items() if self.layer_name in known)
-        return next(names, "")
+        return next((part for part, x in _ATTENTION.items() if self.layer_name in x), "")
 
     @property
     def in_attention(self) -> bool:

@@ -269,8 +269,7 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
         limit = value_at(max_norm, state.count)
         factor = jnp.minimum(1, limit / unit / jnp.where(norm == 0, 1, norm))
         clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return clipped, optax.ScaleByScheduleState(count)
+        return clipped, optax.ScaleByScheduleState(jnp.asarray(optax.safe_increment(state.count)))
 
     def init(params: Any) -> optax.ScaleByScheduleState:
         return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))

@@ -119,8 +119,7 @@ def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
     def mapped(*trees: Any) -> Any:
         if jax.tree.leaves(trees)[0].shape[0] > 1:
             return jax.vmap(function)(*trees)
-        result = function(*jax.tree.map(lambda x: x[0], trees))
-        return jax.tree.map(lambda x: x[None], result)
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees)))
 
     return mapped
 

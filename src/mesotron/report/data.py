@@ -183,8 +183,7 @@ def make_spectra(run: Run) -> list[Chart]:
             for age, row in enumerate(shown)
             for k, key in enumerate(("before", "after"))
         ]
-        size = "x".join(str(side) for side in rows[-1]["shape"])
-        note = f"{rows[-1]['rule']}, block of {size}"
+        note = f"{rows[-1]['rule']}, block of {'x'.join(map(str, rows[-1]['shape']))}"
         charts.append(Chart(name.removesuffix(".weight"), lines, note, x_name="rank"))
     return charts
 

@@ -100,8 +100,7 @@ class Resampler:
             place, offset = divmod(row, G)
             number, source = chosen[place] or Source(0, place)
             rows.append((number, source * G + offset - self.rank * sizes[number]))
-        silent = [source is None for source in chosen]
-        return Resampled(merge_rows(batches, rows), silent, rounds)
+        return Resampled(merge_rows(batches, rows), [one is None for one in chosen], rounds)
 
     def _first_round(
         self, inputs: list[Row], blocks: int, score: ScoreRound

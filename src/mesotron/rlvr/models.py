@@ -154,8 +154,7 @@ def choose_speed(
     if fused is None:
         fused = config.steps >= FUSED_FROM
     rollout = replace(config.rollout, fast=fast, vllm=vllm)
-    optim = replace(config.optim, fused=fused)
-    return replace(config, rollout=rollout, optim=optim)
+    return replace(config, rollout=rollout, optim=replace(config.optim, fused=fused))
 
 
 def supports_bfloat16(device: torch.device) -> bool:

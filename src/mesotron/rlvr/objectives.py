@@ -139,8 +139,7 @@ def sampler_arguments(rollout: RolloutConfig, objective: ObjectiveName) -> dict[
 
 def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -> dict[str, int]:
     # A rollout batch is split into `updates` steps, a step into micro-batches on each process.
-    rows = rollout.prompts * generations
-    share, left = divmod(rows, rollout.updates * num_processes)
+    share, left = divmod(rollout.prompts * generations, rollout.updates * num_processes)
     if left or not share:
         raise ValueError(
             f"{rollout.prompts} prompts x {generations} completions do not divide into "

@@ -73,8 +73,7 @@ class Scorer:
         facts = self.judge.judge(texts, golds, cut)
         facts = regrade(facts, texts, [row.get("columns") for row in rows], self.judge.format)
         pairs = zip(rows, facts, strict=True)
-        annotated = [{**r, "facts": f, "truncated": f.truncated, "row": r} for r, f in pairs]
-        return annotated, facts
+        return [{**r, "facts": f, "truncated": f.truncated, "row": r} for r, f in pairs], facts
 
     def vote(
         self,

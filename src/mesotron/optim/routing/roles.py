@@ -395,5 +395,4 @@ def _lora_role(
     if view.axis != ("rows" if kind == "lora_B" else "cols") or view.layout != "matrix":
         return replace(matrix(kind, f"LoRA factor of {role.name}"), product=product)
     reason = f"LoRA factor of {role.name}: {role.reason}"
-    factor = matrix(kind, reason, str(replace(view, transposed=False)))
-    return replace(factor, product=product)
+    return replace(matrix(kind, reason, str(replace(view, transposed=False))), product=product)

@@ -88,8 +88,7 @@ def num_levels(name: str) -> int:
     if name not in CURRICULA:
         return 1
     make: Any = CURRICULA[name]
-    attributes = make().attributes.values()
-    return max((len(one.levels) for one in attributes), default=1)
+    return max((len(one.levels) for one in make().attributes.values()), default=1)
 
 
 @lru_cache(maxsize=256)

@@ -80,8 +80,7 @@ def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
             row.text(config.answer_column)  # refuses what is no text
         return make_problem(row, name, config.question_column, config.answer_column or None)
 
-    readers = {"gsm8k": gsm8k_problem, "math": math_problem}
-    make = readers.get(config.name, table_problem)
+    make = {"gsm8k": gsm8k_problem, "math": math_problem}.get(config.name, table_problem)
 
     def select(rows: list[Row], split: str) -> list[Problem]:
         problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]

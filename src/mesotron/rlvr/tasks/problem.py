@@ -50,8 +50,7 @@ def hold_out(
 ) -> tuple[list[Problem], list[Problem]]:
     """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
     rows moves few others, and equal questions are never on both sides."""
-    ranked = sorted(problems, key=lambda problem: digest(problem.question, seed))
-    held_out = ranked[:num_eval]
+    held_out = sorted(problems, key=lambda one: digest(one.question, seed))[:num_eval]
     return _without(problems, held_out), held_out
 
 
