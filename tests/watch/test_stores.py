@@ -167,6 +167,20 @@ def test_seeds_of_several_runs_and_of_one(tmp_path):
     table("seed,step,reward,entropy", [(k, *row.values()) for k, row in enumerate(ROWS)])(path)
     assert find_runs(path) == [path]  # each step has its own seed
     assert read_log(path).rows == ROWS
+    for size in (2, 3):  # rows of each seed, of a run that was resumed with others
+        rows = [{"seed": k // size} | row for k, row in enumerate(ROWS)]
+        table("seed,step,reward,entropy", [row.values() for row in rows])(path)
+        write_jsonl = table("{}", [[json.dumps(row)] for row in rows])
+        for file, write in (("a.jsonl", write_jsonl), ("a.parquet", parquet_file(rows))):
+            write(tmp_path / file)
+            assert find_runs(tmp_path / file) == [tmp_path / file]
+        assert find_runs(path) == [path]
+
+
+def test_a_parquet_file_whose_runs_have_no_name(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet_file([{"run_id": None} | row for row in ROWS])(path)
+    assert read_log(path).rows == ROWS
 
 
 def test_a_run_of_mlflows_file_store(tmp_path):

@@ -184,8 +184,7 @@ def recognize(path: Path) -> LogKind:
             return kind
     if b"brain.Event:" in head[:64]:  # the version in the first record
         return "tensorboard"
-    text = head.decode("utf-8-sig", errors="replace")
-    first, _, rest = text.lstrip().partition("\n")
+    first, _, rest = head.decode("utf-8-sig", errors="replace").lstrip().partition("\n")
     if first.strip() in ("{", "["):
         return "trainer_state"
     if first.startswith('{"'):

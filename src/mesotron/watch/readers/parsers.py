@@ -105,7 +105,7 @@ class LineParser(Parser):
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
         self.num_lines = 0
-        self.runs: dict[str, int] = {}  # names of the runs so far, in order, and their rows
+        self.runs = Runs()
         self._rest = b""  # the incomplete line at the end
 
     @abstractmethod
@@ -119,15 +119,7 @@ class LineParser(Parser):
             for _ in log.read():
                 if not log.runs and log.num_lines > MAX_HEAD:
                     break
-        # A single row is a config, or has a seed of its own.
-        names = [run for run, count in log.runs.items() if run and count > 1]
-        return names if len(names) > 1 else []
-
-    def _is_part(self, names: Iterable[Any]) -> bool:
-        run = "/".join(str(name) for name in names if name not in (None, ""))
-        if run in self.runs or len(self.runs) < MAX_KEYS:
-            self.runs[run] = self.runs.get(run, 0) + 1
-        return self.part in (None, run)
+        return log.runs.names()
 
     def read(self) -> Iterator[Row]:
         self._rest = b""
@@ -193,8 +185,10 @@ class JsonLines(LineParser):
 
     def _to_row(self, value: dict[str, Any]) -> Row:
         texts = {key for key in RUN_COLUMNS if type(value.get(key)) is str}
-        names = run_columns(texts | value.keys() & {"seed"})
-        return to_row(value) if not names or self._is_part(map(value.get, names)) else {}
+        names = {name: value[name] for name in run_columns(texts | value.keys() & {"seed"})}
+        if names and self.part not in (None, self.runs.add(names, value)):
+            return {}
+        return to_row(value)
 
     def parse(self, line: str) -> list[Row]:
         if not line or line.isspace():
@@ -293,7 +287,7 @@ class Csv(LineParser):
         self.header: list[str] | None = None
         self._delimiter = ","
         self._open = ""  # a row whose quoted cell continues in the next line
-        self._runs: list[str] = []  # columns that name the run
+        self._runs: dict[str, str] = {}  # columns that name the run
         self._metric = self._value = ""  # columns with a name, its value
 
     def parse(self, line: str) -> list[Row]:
@@ -318,7 +312,8 @@ class Csv(LineParser):
         if self._delimiter != ",":
             cells = [COMMA.sub(r"\1.\2", cell) for cell in cells]
         values = {name: cell for name, cell in zip(self.header, cells) if name}
-        if self._runs and not self._is_part([values.pop(name, "") for name in self._runs]):
+        names = {name: values.pop(column, "") for name, column in self._runs.items()}
+        if names and self.part not in (None, self.runs.add(names, values)):
             return []
         if self._value and (value := values.pop(self._value, "")):
             values[values.pop(self._metric, self._metric)] = value
@@ -326,13 +321,14 @@ class Csv(LineParser):
 
     def _set_header(self, cells: list[str]) -> None:
         charts = [cell.rpartition(" - ")[0] for cell in cells]
-        self.runs = dict.fromkeys((run for run in charts if run), 2)
+        for run in filter(None, charts * 2):
+            self.runs.add({"run": run}, {})
         self.header = [
             "" if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
             else cell for cell, run in zip(cells, charts)
         ]  # fmt: skip
         columns = {cell.strip().lower(): cell for cell in cells}
-        self._runs = [columns[name] for name in run_columns(columns)]
+        self._runs = {name: columns[name] for name in run_columns(columns)}
         self._metric = next((columns[name] for name in METRIC_COLUMNS if name in columns), "")
         if not self._metric and columns.keys() == {"wall time", "step", "value"}:
             self._metric = self.path.stem.rpartition("tag-")[2]
@@ -467,6 +463,23 @@ class EventFile(Parser):
         return event.step, scalars
 
 
+class Runs(dict[str, tuple[int, float | None]]):
+    """The runs that columns of a table name: how many rows each has, and a seed's first step."""
+
+    def add(self, names: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+        run = "/".join(str(name) for name in names.values() if name not in (None, ""))
+        if run in self:
+            self[run] = self[run][0] + 1, self[run][1]
+        elif len(self) < MAX_KEYS:
+            self[run] = 1, to_row(values).get("step") if names.keys() == {"seed"} else None
+        return run
+
+    def names(self) -> list[str]:
+        names = [run for run, (count, _) in self.items() if run and count > 1]  # one is a config
+        # Seeds that begin at different steps are of one run, which drew new ones or was resumed.
+        return names if len({self[name][1] for name in names}) < len(names) else []
+
+
 def run_columns(names: Container[str]) -> list[str]:
     return [name for name in RUN_COLUMNS if name in names][:1] + ["seed"] * ("seed" in names)
 
@@ -538,8 +551,7 @@ def _flatten(
 def _known_key(key: str) -> tuple[str, int | None]:
     """One string for all equal keys ("" for those to ignore), and the rank as a step's name."""
     plain = key.lower() if len(key) < 64 else ""
-    rank = _STEP_RANKS.get(plain_name(plain))
-    return "" if plain in IGNORED else key, rank
+    return "" if plain in IGNORED else key, _STEP_RANKS.get(plain_name(plain))
 
 
 CALLS = len(STEP_NAMES) - 1  # rank of W&B's count of calls

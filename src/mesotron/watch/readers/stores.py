@@ -7,7 +7,6 @@ import json
 import math
 import sqlite3
 import struct
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import groupby, islice
@@ -177,17 +176,19 @@ class Parquet(Whole):
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
-        with _open_parquet(path) as (table, names, _):
-            batches = table.iter_batches(batch_size=1024, columns=names) if names else ()
-            rows = (row for batch in batches for row in batch.to_pylist())
-            counts = Counter("/".join(str(row[name]) for name in names) for row in rows)
-            return sorted(run for run, count in counts.items() if count > 1)[:1000]
+        runs = parsers.Runs()
+        with _open_parquet(path) as (table, names, columns):
+            for rows in table.iter_batches(batch_size=1024, columns=columns) if names else ():
+                for values in rows.to_pylist():
+                    runs.add({name: values.pop(name) for name in names}, values)
+        return sorted(runs.names())[:1000]
 
     def finish(self) -> Iterator[Row]:
+        runs = parsers.Runs()
         with _open_parquet(self.path) as (table, names, columns):
             for rows in table.iter_batches(batch_size=1024, columns=columns):
                 for values in rows.to_pylist():
-                    run = "/".join(str(values.pop(name)) for name in names)
+                    run = runs.add({name: values.pop(name) for name in names}, values)
                     if self.part in (None, run):
                         name = next((values[x] for x in parsers.METRIC_COLUMNS if x in values), "")
                         if name and "value" in values:
@@ -210,7 +211,7 @@ def _open_parquet(path: Path) -> Iterator[tuple[Any, list[str], list[str]]]:
         types = {column.name: str(column.type) for column in table.schema_arrow}
         texts = {"float", "double", "halffloat", "string", "large_string"}
         columns = [name for name, x in types.items() if x in texts or "int" in x]
-        yield table, parsers.run_columns(types), columns
+        yield table, parsers.run_columns(columns), columns
     except (ArrowException, OSError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"{path} is not Parquet, or is damaged: {why}") from error
