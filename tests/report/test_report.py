@@ -111,6 +111,16 @@ def test_every_metric_is_drawn_once(tmp_path):
     assert {chart.title for chart in rest} == {"loss", "num_tokens", "my own/metric"}
 
 
+def test_truncation_is_drawn_once_with_and_without_facts(tmp_path):
+    for extra in ({}, {"facts/truncated": 0.5}):
+        folder = make_run(tmp_path / f"{len(extra)}")
+        row = {"reward": 0.5, "completions/clipped_ratio": 0.5, "completions/repetition": 0.1}
+        rows = [{"step": k} | row | extra for k in range(1, 9)]
+        write_log(folder.path / "metrics.jsonl", rows)
+        chart = page_of(folder.path).charts["Truncated and repetitive"]
+        assert sorted(line["name"] for line in chart["lines"]) == ["repeated 4-grams", "truncated"]
+
+
 def test_page_is_accessible(tmp_path):
     page = page_of(make_run(tmp_path / "a").path)
     plots = [tag for tag in page.find("div") if tag.get("class") == "plot"]

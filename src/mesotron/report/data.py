@@ -291,14 +291,14 @@ def _note_without_band(plot: Plot) -> str:
 
 
 def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
-    if plot.unless and plot.unless in run.columns:
-        return {}
-    return {
-        metric: name or star
-        for pattern, name in plot.lines.items()
+    patterns = {} if plot.unless in run.columns else plot.lines
+    metrics = {  # the last of the metrics that share a name
+        name or star: metric
+        for pattern, name in patterns.items()
         for metric, column in run.columns.items()
         if (star := match(pattern, metric)) is not None and finite_values(column)
     }
+    return {metric: name for name, metric in metrics.items()}
 
 
 def _named_metrics(run: Run) -> set[str]:
