@@ -100,7 +100,7 @@ class Kind(ABC):
         self.recipe = recipe
         for name in (read_setting(self.config_type, one)[0] for one in changes):
             if name in self.contested:
-                raise ValueError(f"--set {name} is each contender's own: see --optims and --rates")
+                raise ValueError(f"--{name} is each contender's own: use --optims and --rates")
             if name in self.placed:
                 raise ValueError(f"--set {name}: every run gets its own, leave it out")
 

@@ -323,7 +323,7 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
             saved, _ = newest_whole(plan.path / "checkpoints")
             if saved is None:
                 raise
-            after = f"then {resume_command(plan)} continues from step {saved.step}"
+            after = f"once that is fixed, {resume_command(plan)} continues from step {saved.step}"
             raise ValueError(f"{error}; {after}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))

@@ -78,8 +78,8 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
     if not train or (not held_out and config.num_eval):
         purpose = "evaluate" if train else "train"
         raise ValueError(
-            f"the task {config.title} has no problem left to {purpose} on: give it more rows, or "
-            "check --task.path, --task.levels and --task.num-eval"
+            f"the task {config.title} has no problem left to {purpose} on: give it more "
+            "different rows, or check --task.path, --task.levels and --task.num-eval"
         )
     return Task(train, held_out, FORMATS[config.format], tuple(examples))
 
