@@ -109,7 +109,7 @@ class Kind(ABC):
             raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
         for name in optims:
             _check_known("optimizer", name, self.optims)
-        return [Contender(name=x, optim=x, objective="", **self.optims[x]) for x in optims]
+        return [Contender(name=x, optim=x, about=self.optims[x]["about"]) for x in optims]
 
     @abstractmethod
     def settings(

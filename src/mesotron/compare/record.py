@@ -19,7 +19,7 @@ Verdict = Literal["healthy", "drifting", "dead", "diverged"]
 class Contender:
     name: str  # the optimizer's name, with "+objective" if several objectives are compared
     optim: str
-    objective: str  # empty if the kind of run has none
+    objective: str = ""  # empty if the kind of run has none
     about: str  # short description
 
 
