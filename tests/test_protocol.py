@@ -1,13 +1,13 @@
 """Results that follow benchmarks/PROTOCOL.md: seeds either tune or report, and the protocol's
 commit came first."""
 
-import gzip
-import json
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from benchmarks._lib.results import read_json
 
 ROOT = Path(__file__).parents[1]
 TUNING, REPORTING = range(100, 200), range(200, 300)
@@ -29,11 +29,8 @@ def runs_in(value):
 def all_runs():
     runs = []
     for path in sorted((ROOT / "benchmarks").rglob("*.json*")):
-        read = gzip.open if path.suffix == ".gz" else open
-        with read(path, "rt", encoding="utf-8") as file:
-            text = file.read()
-        if '"protocol"' in text:
-            runs += [(path.relative_to(ROOT), run) for run in runs_in(json.loads(text))]
+        if path.suffix != ".jsonl":
+            runs += [(path.relative_to(ROOT), run) for run in runs_in(read_json(path))]
     return runs
 
 

@@ -16,7 +16,9 @@ NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?!\w)")
 
 
 def read(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / name).read_text())
+    from benchmarks._lib.results import read_json
+
+    return read_json(ROOT / "benchmarks" / name)
 
 
 def spell(*values: float, decimals: int = 3) -> set[str]:
@@ -24,7 +26,7 @@ def spell(*values: float, decimals: int = 3) -> set[str]:
 
 
 def default_run() -> set[str]:
-    rows = read("default_run/result.json")
+    rows = read("default_run/result.json.gz")
     shown = {str(rows[0]["problems"])}
     for scores in (rows, [row["lenient"] for row in rows]):
         ends = [row["after"]["value"] for row in scores]
@@ -35,7 +37,7 @@ def default_run() -> set[str]:
 
 def rescue() -> set[str]:
     guarded, warned = (
-        read(f"default_run/arith_collapse_{guard}.json") for guard in ("rollback", "warn")
+        read(f"default_run/arith_collapse_{guard}.json.gz") for guard in ("rollback", "warn")
     )
     values = [row[when]["value"] for row in guarded + warned for when in ("before", "after")]
     seconds = [row["seconds"]["processor"] for row in guarded]
@@ -43,13 +45,15 @@ def rescue() -> set[str]:
 
 
 def watch() -> set[str]:
-    seen, blind = (read(f"watch/held_out{name}.json") for name in ("", "_blind"))
+    seen, blind = (
+        read(f"watch/held_out_{name}.json.gz") for name in ("verdicts", "verdicts_blind")
+    )
     numbers = [seen["corpus"]["runs"]]
     for made in (seen, blind):
         numbers += [
             made["summary"]["watch"][key]["words"] for key in ("caught", "healthy runs stopped")
         ]
-    public = read("watch/public_runs.json")
+    public = read("watch/public_runs.json.gz")
     numbers.append(public["check"]["summary"]["collapses caught"]["words"])
     stopped = [public[half]["summary"]["healthy stopped"]["words"] for half in ("tuning", "check")]
     counts = [list(map(int, re.findall(r"\d+", words))) for words in stopped]
@@ -59,7 +63,7 @@ def watch() -> set[str]:
 
 def claim(name: str, *groups: tuple[str, ...]) -> set[str]:
     """The start that the runs share, and the ends of each group of them."""
-    runs = read(f"claims/{name}.json")
+    runs = read(f"claims/{name}.json.gz")
     shown = spell(runs[0]["curve"][0][1]) | {str(runs[0]["steps"])}
     for names in groups:
         ends = [run["accuracy"] for run in runs if run["name"] in names]
@@ -72,7 +76,7 @@ def tournament() -> set[str]:
     from benchmarks.tournament.plan import scores_of
     from benchmarks.tournament.tasks import TASKS
 
-    done = read_cells([ROOT / "benchmarks/tournament/cells"])
+    done = read_cells([ROOT / "benchmarks/tournament/cells.json.gz"])
     cells = reported(done)
     starts = [cell["curve"][0][1] for cell in cells["adamw"].values()]
     shown = spell(mean(starts), *(grid(mine, "accuracy").mean() for mine in cells.values()))
@@ -82,14 +86,14 @@ def tournament() -> set[str]:
 
 
 def training() -> set[str]:
-    made = read("training/result.json")
+    made = read("training/result.json.gz")
     losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
     shown = spell(*(losses[name] for name in ("muon", "adamw_split", "pion")))
     return shown | {str(made["steps"]), "0.4"}  # million weights, as the page says
 
 
 def ppo() -> set[str]:
-    cells = read("ppo/study.json")["boards"]["6x6"]["cells"]
+    cells = read("ppo/study.json.gz")["boards"]["6x6"]["cells"]
     fruit = [mean(cell["greedy_fruit"]) for cell in cells.values()]
     return spell(*fruit, cells["muon"]["steps_per_seed"] / 1e6, decimals=1) | {"35"}
 
@@ -98,7 +102,7 @@ def vla() -> set[str]:
     shown = {"64"}  # pixels, which `settings.world` stands for
     for name, steps, decimals in (("", 600, 3), ("_adamw", 600, 3), ("_1600", 1600, 2)):
         scores = defaultdict(list)
-        for cell in read(f"vla/object10{name}.json")["cells"]:
+        for cell in read(f"vla/object10{name}.json.gz")["cells"]:
             if cell["steps"] == steps and cell["contender"] in ("muon", "adamw"):
                 scores[cell["contender"], cell["rate"]].append(cell["test"])
         means = (mean(found) for found in scores.values() if len(found) > 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -74,19 +73,6 @@ def command_line() -> str:
     parts = path.parts[path.parts.index("benchmarks") :] if "benchmarks" in path.parts else ()
     module = ".".join(part for part in parts if part != "__main__")
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
-
-
-def write_result(result: dict[str, Any], path: Path) -> None:
-    """Write a result as JSON, one line per item of its lists, so that diffs can be read."""
-    lines = []
-    for key, value in result.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            items = ",\n  ".join(json.dumps(item) for item in value)
-            lines.append(f" {json.dumps(key)}: [\n  {items}\n ]")
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def device_name(device: torch.device) -> str:

@@ -1,9 +1,9 @@
 """Claims that `mesotron train` decides, by PROTOCOL.md: guard, box, collapse and rates.
 
-    python -m benchmarks.claims guard --model FOLDER --state STATE --rate 8e-4 --result guard.json
-    python -m benchmarks.claims box --model FOLDER --state STATE --result box.json
-    python -m benchmarks.claims collapse --state STATE --result collapse.json --device cpu
-    python -m benchmarks.claims rates --state STATE --result rates.json --device cpu
+    python -m benchmarks.claims guard --model FOLDER --state STATE --rate RATE --result OUT.json.gz
+    python -m benchmarks.claims box --model FOLDER --state STATE --result box.json.gz
+    python -m benchmarks.claims collapse --state STATE --result collapse.json.gz --device cpu
+    python -m benchmarks.claims rates --state STATE --result rates.json.gz --device cpu
 
 guard: provoked collapses with `--guard rollback` and without, on the tournament's sums with its
 warm start (STATE is the tournament's); RATE is eight times Muon's chosen rate. box: the sparse and
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from threading import Lock
 from typing import Any
 
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.smollm2.place import model_folder
 from benchmarks.tournament import warm
 from benchmarks.tournament.__main__ import protocol_commit
@@ -66,7 +66,7 @@ def main() -> None:
         parser.error("the study guard needs --rate")
     given.protocol = given.protocol or protocol_commit()
     given.until = time.monotonic() + 60 * given.minutes
-    runs: list[Run] = json.loads(given.result.read_text()) if given.result.exists() else []
+    runs: list[Run] = read_json(given.result) if given.result.exists() else []
     known = {(run["name"], run["seed"]) for run in runs}
     cells = CELLS[given.study](given)
     writing = Lock()
@@ -75,9 +75,7 @@ def main() -> None:
         if (run := train(*cell, given)) is not None:
             with writing:
                 runs.append(run)
-                draft = given.result.with_suffix(".draft")
-                draft.write_text(json.dumps(runs))
-                os.replace(draft, given.result)
+                write_json(runs, given.result)
             print({key: value for key, value in run.items() if key != "curve"}, flush=True)
 
     shares = given.device == "cuda" and given.workers > 1

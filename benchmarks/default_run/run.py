@@ -16,6 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks._lib.results import write_json
+
 HERE = Path(__file__).parent
 CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
 
@@ -36,7 +38,7 @@ def main() -> None:
         print(json.dumps({key: value for key, value in row.items() if key != "curves"}))
     if not given.flags:
         name = "result" if given.recipe == "arith" else f"{given.recipe}_{given.guard}"
-        (HERE / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(rows, HERE / f"{name}.json.gz")
         draw(rows, HERE / f"{name}.png")
 
 

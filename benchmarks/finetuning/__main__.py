@@ -14,7 +14,6 @@ command resumes. The figure of the page is of the shipped model on one CPU core:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.finetuning.cells import GRACE
 from benchmarks.finetuning.plan import PARTS, Cell, key_of, plan
 from benchmarks.smollm2.place import model_folder
@@ -42,7 +42,7 @@ def main() -> None:
     done: dict[str, Cell] = {}
     for file in (*given.cells, path):
         if file.exists():
-            done |= {key_of(cell): cell for cell in json.loads(file.read_text())["cells"]}
+            done |= {key_of(cell): cell for cell in read_json(file)["cells"]}
     failed: dict[str, str] = {}
 
     def following(busy: set[str]) -> Cell | None:
@@ -65,9 +65,7 @@ def main() -> None:
             "machine": describe_machine(given.device), "cells": list(done.values()),
             "failed": failed, "seconds": time.time() - began,
         }  # fmt: skip
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(record))
-        draft.rename(path)
+        write_json(record, path)
 
     say(f"{given.folder}; {len(done)} cells are there already")
     try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks._lib.results import read_json
 from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, score
 
 # What the table of reported seeds shows, and how.
@@ -18,8 +17,7 @@ COLORS = {4: "#c23b22", 16: "#e0912f", 64: "#3b7a57", 0: "#26418f"}
 
 
 def main(path: Path, out: Path) -> None:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    cells = json.loads(data)["cells"]
+    cells = read_json(path)["cells"]
     draw(cells, out)
     print(table(cells), finals(cells), sep="\n\n")
 

@@ -19,9 +19,10 @@ import torch
 import tyro
 
 from benchmarks._lib import accuracy
-from benchmarks._lib.console import describe, progress, show_table, write_result
+from benchmarks._lib.console import describe, progress, show_table
 from benchmarks._lib.contenders import check_names
 from benchmarks._lib.peers import PEERS, Built, Peer, Workbench
+from benchmarks._lib.results import write_result
 from benchmarks._lib.shapes import ModelShapes, Projection, find_shapes
 from benchmarks._lib.timing import (
     bare_products,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks._lib.peers import PEERS, Peer
+from benchmarks._lib.results import read_json
 from benchmarks._lib.shapes import Projection
 from benchmarks.optim_step import __main__ as optim_step
 from benchmarks.optim_step.__main__ import HEADINGS, Config, accuracy_row, step_row, without_empty
@@ -53,12 +54,14 @@ def test_bad_values_are_refused(wrong):
         optim_step.run(Config(**wrong))
 
 
-@pytest.mark.parametrize(("name", "data"), [("README.md", "cpu.json"), ("h200.md", "h200.json")])
+@pytest.mark.parametrize(
+    ("name", "data"), [("README.md", "cpu.json.gz"), ("h200.md", "h200.json.gz")]
+)
 def test_pages_show_rows_of_the_results_beside_them(name, data):
     """Every row that a page shows is in the JSON, and Muon's of every model are shown."""
     folder = Path(__file__).parent
     page = (folder / name).read_text()
-    result = json.loads((folder / data).read_text())
+    result = read_json(folder / data)
     tables = [[step_row(row) for row in model["rows"]] for model in result["models"]]
     steps = [without_empty(HEADINGS, rows)[1] for rows in tables]
     known = {tuple(row) for rows in steps for row in rows}

@@ -1,6 +1,6 @@
 """Compares Adam, Muon and Pion on Snake with PPO: equally many rate trials, then equal seeds.
 
-    python -m benchmarks.ppo.snake 6 --steps 2400000 --seeds 5 --out study.json
+    python -m benchmarks.ppo.snake 6 --steps 2400000 --seeds 5 --out study.json.gz
 
 One compiled program per board and optimizer serves its sweep and its seeds, since rates and horizon
 are traced numbers; the programs of a board compile in parallel. Each cell is written when it is
@@ -9,7 +9,6 @@ done, and the same command resumes an interrupted study.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 import tyro
 
+from benchmarks._lib.results import beside, read_json, write_json
 from mesotron.config import SnakeConfig
 from mesotron.ppo.evaluate import (
     Curve,
@@ -35,7 +35,6 @@ from mesotron.ppo.loop import TrainState
 from mesotron.ppo.policy import Params
 from mesotron.ppo.program import Program, Runs, make_program, make_runs
 from mesotron.runs import describe_environment
-from mesotron.runs.files import write_json
 
 Cell = dict[str, Any]
 Evaluate = Callable[[Params, int], dict[str, Games]]
@@ -117,7 +116,7 @@ class Config:
     eval_episodes: int = 256
     """Whole games of the evaluation, greedy and sampled each."""
 
-    out: Path = Path("benchmarks/ppo/study.json")
+    out: Path = Path("benchmarks/ppo/study.json.gz")
     """Result; cells that it has already are not run again."""
 
     plot: bool = True
@@ -137,7 +136,7 @@ def run(config: Config) -> int:
     """Run every cell that the result lacks, and print each."""
     if not 1 <= config.seeds <= len(_SPECTRAL):
         raise ValueError(f"seeds={config.seeds} must lie between 1 and {len(_SPECTRAL)}")
-    study = json.loads(config.out.read_text()) if config.out.exists() else {"boards": {}}
+    study = read_json(config.out) if config.out.exists() else {"boards": {}}
     study["environment"] = describe_environment(jax.devices()[0].device_kind, 0)
     config.out.parent.mkdir(parents=True, exist_ok=True)
     for side in config.boards:
@@ -151,7 +150,7 @@ def run(config: Config) -> int:
         evaluate = make_evaluation(base)
         for rule, kit in kits.items():
             board["cells"][rule] = run_cell(config, kit, evaluate, board)
-            write_json(config.out, study)
+            write_json(study, config.out)
             print(describe(side, rule, board), flush=True)
         if config.plot:
             draw(board, side, config)
@@ -292,7 +291,7 @@ def draw(board: Cell, side: int, config: Config) -> None:
     for rule, cell in board["cells"].items():
         points = {name: np.array(values) for name, values in cell["curve"].items()}
         curves[rule] = Curve(points["steps"], points["seconds"], points["fruit"])
-    path = config.out.with_name(f"{config.out.stem}_{side}x{side}.png")
+    path = beside(config.out, f"_{side}x{side}.png")
     title = f"Snake {side}x{side}, training games, {config.seeds} seeds"
     draw_curves(curves, board["baselines"], path, title)
 

@@ -23,9 +23,10 @@ import jax
 import torch
 import tyro
 
-from benchmarks._lib.console import describe, progress, show_table, write_result
+from benchmarks._lib.console import describe, progress, show_table
 from benchmarks._lib.contenders import check_names
 from benchmarks._lib.plain_ppo import make_plain_run, make_plain_start
+from benchmarks._lib.results import write_result
 from benchmarks._lib.snake_sb3 import ENDS, make_sb3
 from mesotron.config import SnakeConfig
 from mesotron.optim import muon

@@ -1,10 +1,9 @@
 """Held-out accuracy of the runs of a result: the tuning seed on the left, reporting seeds on the
 right.
 
-python -m benchmarks.self_labelled.draw [RESULT.json PICTURE.png]
+python -m benchmarks.self_labelled.draw [RESULT.json.gz PICTURE.png]
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from benchmarks._lib.results import read_json
 from benchmarks.self_labelled.run import CONTENDERS
 
 HERE = Path(__file__).parent
@@ -27,8 +27,8 @@ WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentu
 
 
 def main() -> None:
-    source, picture = sys.argv[1:] or (HERE / "result.json", HERE / "curves.png")
-    runs = json.loads(Path(source).read_text())
+    source, picture = sys.argv[1:] or (HERE / "result.json.gz", HERE / "curves.png")
+    runs = read_json(Path(source))
     uses = [use for use in ("tuning", "reporting") if any(run["use"] == use for run in runs)]
     figure, (axes,) = pyplot.subplots(
         1, len(uses), figsize=(11, 4), layout="constrained", sharex=True, sharey=True, squeeze=False
@@ -47,7 +47,7 @@ def main() -> None:
         axes[0].plot([], [], color=colors[name], label=WORDS[name])
     axes[0].set_ylabel("greedy accuracy on held-out problems")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(picture, dpi=100)
+    figure.savefig(Path(picture), dpi=100)
 
 
 if __name__ == "__main__":

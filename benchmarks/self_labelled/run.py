@@ -14,7 +14,6 @@ held-out accuracy and what was logged, every tenth step; with `--minutes 0` of t
 """
 
 import argparse
-import json
 import math
 import os
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.tournament.__main__ import protocol_commit
 from mesotron.runs.files import read_rows
 
@@ -70,7 +70,7 @@ Cell = tuple[str, float, int]
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training without gold labels")
     parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
-    parser.add_argument("--result", type=Path, default=HERE / "result.json")
+    parser.add_argument("--result", type=Path, default=HERE / "result.json.gz")
     parser.add_argument("--known", type=Path, help="a result whose finished runs are taken over")
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
     usual = [name for name in CONTENDERS if not name.endswith("_skip")]  # another question
@@ -116,7 +116,7 @@ def main() -> None:
             names = [*best, *(name for name in given.also if name not in best)]
             cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in names]
             found += run_all(cells, given, pool)
-    given.result.write_text(json.dumps(found))
+    write_json(found, given.result)
 
 
 def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecutor) -> list[dict]:
@@ -175,7 +175,7 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
 
 def read_known(result: Path | None, steps: int) -> dict[Cell, dict]:
     """Runs of an earlier result that are over."""
-    runs = json.loads(result.read_text()) if result else []
+    runs = read_json(result) if result else []
     over = [run for run in runs if run["steps"] >= steps or has_collapsed(run["greedy"])]
     return {(run["contender"], run["lr"], run["seed"]): run for run in over}
 

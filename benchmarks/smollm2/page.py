@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.smollm2.accounts import levers, spectrum, step_map
 from benchmarks.smollm2.draw import draw_gsm8k, draw_levers, draw_map, draw_spectrum
 from benchmarks.smollm2.plan import Cell, key_of
-from benchmarks.smollm2.results import pack_results, read_results
 from benchmarks.smollm2.second_task import gsm8k
 
 HERE = Path(__file__).parent
@@ -26,11 +26,11 @@ PATHS = ("model", "folder", "out", "state", "cells", "gsm8k")  # a machine's own
 
 def main(places: list[str], folder: Path = HERE) -> None:
     """Pages of the results in these files, written to a folder."""
-    files = [read_results(Path(place)) for place in places]
+    files = [read_json(Path(place)) for place in places]
     cells = {key_of(cell): cell for found in files for cell in found["cells"]}
     found = files[-1] | {"cells": list(cells.values())}
     told = {name: value for name, value in found["settings"].items() if name not in PATHS}
-    pack_results(found | {"settings": told}, folder / "results.json.gz")
+    write_json(found | {"settings": told}, folder / "results.json.gz")
     for name, (title, part, write, draw) in PAGES.items():
         mine = [cell for cell in cells.values() if cell["part"] == part]
         if not mine:

@@ -10,7 +10,6 @@ finished. The same command resumes; `--cells results.json.gz` adds cells of anot
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from contextlib import nullcontext
@@ -19,9 +18,9 @@ from typing import Any
 
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.smollm2.place import model_folder
 from benchmarks.smollm2.plan import PARTS, Cell, accuracy, key_of, plan, warm_folder
-from benchmarks.smollm2.results import read_results
 from benchmarks.smollm2.worker import GRACE
 
 
@@ -87,7 +86,7 @@ class Cells:
         self.began = time.time()
         for file in (*given.cells, self.path):
             if file.exists():
-                found = read_results(file)
+                found = read_json(file)
                 self.done |= {key_of(cell): cell for cell in found["cells"] if self.usable(cell)}
                 self.seconds = max(self.seconds, found["seconds"])
 
@@ -128,9 +127,7 @@ class Cells:
             "cells": list(self.done.values()),
             "failed": self.failed,
         }
-        draft = self.path.with_suffix(".draft")
-        draft.write_text(json.dumps(record))
-        draft.rename(self.path)
+        write_json(record, self.path)
 
 
 def describe(cell: Cell) -> str:

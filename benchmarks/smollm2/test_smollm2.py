@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks._lib.results import read_json
 from benchmarks.smollm2 import page, supervised
 from benchmarks.smollm2.plan import BEST_RATES, FINAL_SEEDS, LEVERS, key_of, levers, make, plan
-from benchmarks.smollm2.results import read_results
 from benchmarks.smollm2.spectrum import cut, measure
 from benchmarks.smollm2.training import config_of
 from mesotron.config import ModelConfig, TaskConfig, TrainConfig
@@ -46,7 +46,7 @@ def run_all(given) -> dict:
 
 def test_the_map_has_the_published_cells(given):
     given.parts = ["map"]
-    published = read_results(Path(page.__file__).with_name("results.json.gz"))["cells"]
+    published = read_json(Path(page.__file__).with_name("results.json.gz"))["cells"]
     keys = {key_of(cell) for cell in published if cell["part"] == "map"}
     assert {key_of(cell) for cell in plan(given, {})} == keys
 
@@ -148,7 +148,7 @@ def test_pages_show_intervals_and_means(given, tmp_path):
     row = rows_of(tmp_path / "levers.md", "stock")[0]
     both = [float(word) for word in row[3].split(", ")]
     assert row[2] == f"{sum(both) / 2:.3f} (2)"
-    assert read_results(tmp_path / "results.json.gz")["settings"] == {}
+    assert read_json(tmp_path / "results.json.gz")["settings"] == {}
 
 
 @pytest.mark.slow

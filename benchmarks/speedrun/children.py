@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks._lib.results import read_json, write_json
 from mesotron.runs.workers import START_SECONDS, Worker, resolve
 
 Row = dict[str, Any]
@@ -86,13 +87,12 @@ class Results:
         self.facts = {name: metadata.version(name) for name in names}
         self.cells: dict[str, Row] = {}
         if path.exists():
-            self.cells = json.loads(path.read_text())["cells"]
+            self.cells = read_json(path)["cells"]
 
     def put(self, name: str, row: Row) -> None:
         """Keep a cell and print it in a line."""
         self.cells[name] = row
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         known = {"versions": self.facts, "cells": self.cells}
-        self.path.write_text(json.dumps(known, indent=1))
+        write_json(known, self.path, indent=1)
         short = {k: v for k, v in row.items() if k != "curve"}
         print(name, json.dumps(short)[-800:], flush=True)

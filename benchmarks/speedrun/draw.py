@@ -4,7 +4,6 @@ pace or by the clock, and the median time to lower accuracies.
 python -m benchmarks.speedrun.draw
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from benchmarks._lib.results import read_json
 from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET, key_of, shape_of, table
 
 HERE = Path(__file__).parent
@@ -33,8 +33,8 @@ def seconds_to(level: float, seconds: Sequence[float], scores: Sequence[float]) 
 
 
 def main() -> None:
-    runs = json.loads((HERE / "report.json").read_text())
-    [pace] = [row for row in json.loads((HERE / "paces.json").read_text()) if row["code"] == PACE]
+    runs = read_json(HERE / "report.json.gz")
+    [pace] = [row for row in read_json(HERE / "paces.json") if row["code"] == PACE]
     paces = {shape_of(name): pace[arm] for name, (_, _, arm) in SHOWN.items()}
     print(table({key_of(run): run for run in runs if not run.get("alone")}, paces))
     figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")

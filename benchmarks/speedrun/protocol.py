@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.speedrun.children import Children, Row
 from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.tournament.__main__ import protocol_commit
@@ -118,7 +118,7 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
         row = race(name, cell["seed"], Path(folder), left, given)
     row |= cell | {"twin": twin}
     if row["cut_short"]:  # by the end of the window: to be looked at, not counted
-        write(Path(settings["out"]) / "cut" / f"{key_of(cell)}.json", row)
+        write_json(row, Path(settings["out"]) / "cut" / f"{key_of(cell)}.json")
         return None
     return row | {"protocol": settings["protocol"], "pace": [first, later]}
 
@@ -143,7 +143,7 @@ def measure_paces(given: argparse.Namespace, names: Sequence[str], paces: dict[s
                     print(f"no pace of {name}: {row['failed'][-600:]}", flush=True)
                     continue
                 paces[shape_of(name)] = [row["first_step_s"], row["settled_step_s"]]
-                write(given.out / "paces.json", paces)
+                write_json(paces, given.out / "paces.json")
                 print(name, paces[shape_of(name)], flush=True)
 
 
@@ -184,7 +184,7 @@ def run_alone(given: argparse.Namespace, done: Done) -> None:
                                    seed=cell["seed"], given=settings)  # fmt: skip
             if "failed" not in row and not row["cut_short"]:
                 row |= cell | {"alone": True, "protocol": given.protocol, "pace": [first, later]}
-                write(path, row)
+                write_json(row, path)
             print(path.stem, row.get("seconds_to_target"), row.get("failed", "")[-300:], flush=True)
 
 
@@ -226,12 +226,6 @@ def table(done: Done, paces: dict[str, Any]) -> str:
     return "\n".join([*lines, f"\nours / trl: {ratio:.3f} [{drawn[250]:.3f}, {drawn[9749]:.3f}]"])
 
 
-def write(path: Path, value: Any) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
-    os.replace(draft, path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -253,12 +247,12 @@ def main() -> None:
         (given.out / folder).mkdir(parents=True, exist_ok=True)
     done: Done = {}
     for path in (*given.cells, *sorted((given.out / "cells").glob("*.json"))):
-        read = json.loads(path.read_text())
+        read = read_json(path)
         cells = read if isinstance(read, list) else [read]
         done |= {key_of(cell): cell for cell in cells
                  if not cell.get("alone") and not cell.get("cut_short")}  # fmt: skip
     file = given.out / "paces.json"
-    given.paces = json.loads(file.read_text()) if file.exists() else {}
+    given.paces = read_json(file) if file.exists() else {}
     if given.show:
         return print(table(done, given.paces))
     if given.alone:
@@ -280,7 +274,7 @@ def main() -> None:
             print(f"FAILED {key}: {error.strip().splitlines()[-1]}", flush=True)
         elif cell is not None:
             done[key] = cell
-            write(given.out / "cells" / f"{key}.json", cell)
+            write_json(cell, given.out / "cells" / f"{key}.json")
             reached = cell["seconds_to_target"]
             arrived = "not reached" if reached is None else f"{reached:.1f} s"
             print(f"{key}: {arrived}, best {cell['best']:.3f}, {cell['steps']} steps", flush=True)

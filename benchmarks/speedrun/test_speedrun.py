@@ -1,6 +1,5 @@
 """The speedrun at a tiny size: both kinds of contender race, and are timed."""
 
-import json
 import time
 import types
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks._lib.results import read_json
 from benchmarks.speedrun import draw, protocol, racing
 from benchmarks.speedrun.contenders import Contestant, make_config
 from benchmarks.speedrun.entries import ARMS, NAMES
@@ -39,7 +39,7 @@ def test_the_recipe_is_the_fastest_that_arrived_on_all_tuning_seeds():
 
 def test_the_page_gives_the_steps_to_the_target():
     folder = Path(protocol.__file__).parent
-    runs = json.loads((folder / "report.json").read_text())
+    runs = read_json(folder / "report.json.gz")
     for alone in (False, True):
         chosen = [run for run in runs if (run["name"], run["use"]) == ("ours_16", "reporting")
                   and run.get("alone", False) == alone]  # fmt: skip

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks._lib.results import read_json
 from benchmarks.speedrun.children import Children, Results
 from benchmarks.stack.cells import make_folder
 from benchmarks.stack.plan import CONTENDERS, ROWS, RUNS, SEEDS, SMALL
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--show", type=Path, nargs="+", help="print the table of these files")
     given = parser.parse_args()
     if given.show:
-        files = [json.loads(path.read_text())["cells"] for path in given.show]
+        files = [read_json(path)["cells"] for path in given.show]
         print(table({name: cell for cells in files for name, cell in cells.items()}))
         return
     deadline, results = time.perf_counter() + given.seconds, Results(given.out)

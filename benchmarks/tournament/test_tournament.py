@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks._lib.results import write_json
 from benchmarks.tournament import warm
+from benchmarks.tournament.__main__ import read_cells
 from benchmarks.tournament.analyse import compare
 from benchmarks.tournament.cells import area
 from benchmarks.tournament.plan import (
@@ -13,6 +15,7 @@ from benchmarks.tournament.plan import (
     TUNING_SEEDS,
     highest_stable,
     key_of,
+    make,
     plan,
 )
 from benchmarks.tournament.tasks import SIZES, TASKS, make_task
@@ -108,3 +111,11 @@ def test_a_start_is_the_merged_model_with_all_weights_trainable(tmp_path):
     assert all(p.requires_grad for p in after.values())
     moved = {name for name in after if not before[name].equal(after[name])}
     assert moved == {name for name in after if "_proj" in name}
+
+
+def test_runs_are_read_from_files_and_folders(tmp_path):
+    cells = [make("tuning", "sums", "muon", 0, seed) for seed in (100, 101, 102)]
+    write_json(cells[:2], tmp_path / "cells.json.gz")
+    write_json(cells[2], tmp_path / "cells" / "third.json")
+    found = read_cells([tmp_path / "cells.json.gz", tmp_path / "cells"])
+    assert list(found.values()) == cells

@@ -1,7 +1,7 @@
 """Trains a small language model with each optimizer, each at its own best rate.
 
     python -m benchmarks.training --quick
-    python -m benchmarks.training --threads 1 --out result.json --plot rates.png
+    python -m benchmarks.training --threads 1 --out result.json.gz --plot rates.png
 
 Text, initial weights and data order are the same for each seed; every optimizer's rate is searched
 (see `search`); optimizers are ranked by held-out loss over seeds with an interval. The result holds
@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from benchmarks._lib.console import describe, progress, show_table, write_result
+from benchmarks._lib.console import describe, progress, show_table
 from benchmarks._lib.contenders import CONTENDERS, check_names
+from benchmarks._lib.results import beside, write_result
 from benchmarks.training.language_model import Corpus, RunSettings, read_corpus, train
 from benchmarks.training.plot import draw
 from benchmarks.training.search import Ledger, Point, Search, interval
@@ -130,7 +131,7 @@ def compare(config: Config) -> dict[str, Any]:
     about = describe(device)
     versions = {"mesotron": about["mesotron"], "torch": about["packages"]["torch"]}
     fixed = {"corpus": corpus.sha256[:16], "device": about["device"], **versions}
-    ledger = Ledger(config.out.with_suffix(".runs.jsonl") if config.out else None, fixed)
+    ledger = Ledger(beside(config.out, ".runs.jsonl") if config.out else None, fixed)
     if ledger.runs:
         print(f"resuming: {len(ledger.runs)} finished runs in {ledger.path}", file=sys.stderr)
     names = check_names(config.optims, tuple(CONTENDERS))

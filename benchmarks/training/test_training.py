@@ -1,12 +1,12 @@
 """The training comparison: data, divergence, rate search, resuming, the page."""
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks._lib.results import read_json
 from benchmarks.training import __main__ as training
 from benchmarks.training.__main__ import Config
 from benchmarks.training.language_model import (
@@ -136,7 +136,7 @@ def test_explicit_values_win_over_the_quick_preset():
 
 def test_page_and_plot_show_the_result(tmp_path):
     page = (FOLDER / "README.md").read_text()
-    result = json.loads((FOLDER / "result.json").read_text())
+    result = read_json(FOLDER / "result.json.gz")
     for entry in result["summary"]:
         assert f"| {' | '.join(training.table_row(entry))} |" in page
     assert result["corpus"]["sha256"] in page

@@ -1,16 +1,16 @@
 """The study's JSON as tables and plots for its page.
 
-python -m benchmarks.vla.page benchmarks/vla/object10.json
+python -m benchmarks.vla.page benchmarks/vla/object10.json.gz
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from benchmarks._lib.results import beside, read_json
 from benchmarks.vla.plan import TRUSTED, of, preference
 
 Cell = dict[str, Any]
@@ -37,7 +37,7 @@ def main() -> None:
 
 def write(path: Path) -> None:
     """Print the tables and draw the pictures of a result."""
-    found = json.loads(path.read_text())
+    found = read_json(path)
     cells, settings = found["cells"], found["settings"]
     small, full = settings["small"], settings["full"]
     print(rates_table(cells, small))
@@ -47,11 +47,11 @@ def write(path: Path) -> None:
     print(long_table(cells, settings["long"]))
     print(strength_table(cells, full))
     print(gradient_table(cells))
-    draw_rates(cells, small, path.with_name(f"{path.stem}_rates.png"))
+    draw_rates(cells, small, beside(path, "_rates.png"))
     if any(cell["probes"] for cell in cells):
-        draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
+        draw_gradients(cells, beside(path, "_gradients.png"))
     if any(cell["steps"] == full for cell in cells):
-        draw_learning(cells, full, path.with_name(f"{path.stem}_learning.png"))
+        draw_learning(cells, full, beside(path, "_learning.png"))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.vla.cell import WORLDS, demos_config
 from benchmarks.vla.pace import GRACE, Pace
 from benchmarks.vla.plan import CONTENDERS, Cell, key_of, plan
@@ -64,10 +65,10 @@ def main() -> None:
                 num_workers=given.processes, deadline=deadline, grace=GRACE,
             )  # fmt: skip
     finally:
-        path = given.out / f"{given.world}.json"
+        path = given.out / f"{given.world}.json.gz"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
         result = {"settings": settings, "facts": facts, "cells": list(cells.done.values())}
-        path.write_text(json.dumps(result | {"failed": cells.failed}, indent=1))
+        write_json(result | {"failed": cells.failed}, path)
         say(f"{len(cells.done)} cells in {path}; {len(cells.left(set()))} to go")
 
 
@@ -181,8 +182,8 @@ class Cells:
 
 def read_cells(path: Path) -> list[Cell]:
     """Cells of a result, or of a state's lines."""
-    if path.suffix == ".json":
-        return json.loads(path.read_text())["cells"]
+    if path.suffix != ".jsonl":
+        return read_json(path)["cells"]
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 

@@ -8,7 +8,6 @@ measured under "labels", apart from the metrics; what became of a run is for `la
 """
 
 import argparse
-import gzip
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from benchmarks._lib.results import write_json
 from benchmarks.watch.held_out_runs import held_out_runs
 from benchmarks.watch.runs import Run, rescue_runs, tuning_runs
 from mesotron.runs.files import read_rows
@@ -66,9 +66,7 @@ def pack(kind: str, runs: list[Run], given: argparse.Namespace) -> None:
     """One file with every finished run of a list."""
     packed = [found for run in runs if (found := collect(run, given.out / kind / run.name))]
     path = given.pack / f"{kind}.json.gz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8", compresslevel=9) as file:
-        json.dump(packed, file)
+    write_json(packed, path)
     print(f"{len(packed)} of {len(runs)} runs in {path}, {path.stat().st_size:,} bytes")
 
 

@@ -8,7 +8,6 @@ Every run goes through the engine row by row, as it was logged, and through the 
 """
 
 import argparse
-import gzip
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.watch.corpus import LISTS, TUNING_PROBLEMS
 from benchmarks.watch.labels import Label, label
 from benchmarks.watch.static_thresholds import StaticThresholds
@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
     parser.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
     parser.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
-    parser.add_argument("--write", action="store_true", help="also write the corpus's JSON file")
+    parser.add_argument(
+        "--write", action="store_true", help="also write the verdicts beside the corpus"
+    )
     given = parser.parse_args()
     runs = load(given.corpus)
     found = {
@@ -84,9 +86,10 @@ def main() -> None:
     print(json.dumps(result | {"corpus": made}, indent=1))
     if given.write:
         verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
-        path = HERE / f"{given.corpus}{'_blind' if given.without else ''}.json"
+        ending = "verdicts_blind" if given.without else "verdicts"
+        path = HERE / f"{given.corpus}_{ending}.json.gz"
         written = {"corpus": made, "summary": result, "verdicts": verdicts}
-        path.write_text(json.dumps(written, indent=1) + "\n")
+        write_json(written, path)
 
 
 def completeness(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -108,8 +111,7 @@ def completeness(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def load(name: str) -> list[dict[str, Any]]:
     """The runs of a packed corpus."""
-    with gzip.open(HERE / f"{name}.json.gz", "rt", encoding="utf-8") as file:
-        return json.load(file)
+    return read_json(HERE / f"{name}.json.gz")
 
 
 def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._lib.results import write_json
 from benchmarks.watch.evaluate import share
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="with labels.json")
     parser.add_argument("--half", choices=("tuning", "check", "both"), default="tuning")
     parser.add_argument("--all", action="store_true", help="print every run")
-    parser.add_argument("--write", action="store_true", help="also write public_runs.json")
+    parser.add_argument("--write", action="store_true", help="also write public_runs.json.gz")
     given = parser.parse_args()
     runs = json.loads((given.folder / "labels.json").read_text())["runs"]
     halves = ("tuning", "check") if given.half == "both" else (given.half,)
@@ -69,7 +70,7 @@ def main() -> None:
         result[half] = {"summary": summarize(verdicts), "verdicts": [*map(asdict, verdicts)]}
         print(half, json.dumps(result[half]["summary"], indent=1))
     if given.write:
-        (HERE / "public_runs.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_json(result, HERE / "public_runs.json.gz")
 
 
 def judge(folder: Path, run: dict[str, Any]) -> Verdict:

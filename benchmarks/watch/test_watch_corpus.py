@@ -1,6 +1,5 @@
 """The corpora of runs: their lists, the outcome rule, the baseline, the published numbers."""
 
-import gzip
 import json
 import math
 from itertools import takewhile
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks._lib.results import read_json
 from benchmarks.watch import corpus, evaluate, gamed_rewards, labelled, rescues
 from benchmarks.watch.held_out_runs import held_out_runs, held_out_settings
 from benchmarks.watch.labels import label
@@ -210,7 +210,7 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
     runs, listed = evaluate.load(name), corpus.LISTS[name]()
     assert {run["name"] for run in runs} <= {run.name for run in listed}
     verdicts = evaluate.judge_all(runs[::every], evaluate.watch_alarm, without)
-    published = json.loads((HERE / f"{name}{'_blind' if without else ''}.json").read_text())
+    published = read_json(HERE / f"{name}_verdicts{'_blind' if without else ''}.json.gz")
     assert every > 1 or evaluate.summarise(verdicts) == published["summary"]["watch"]
     assert [(one.run, one.alarm) for one in verdicts] == [
         (one["run"], one["alarm"] and tuple(one["alarm"]))
@@ -224,8 +224,7 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
      ("stale", 1, {"sampler_mismatch", "stale_samples"})],
 )  # fmt: skip
 def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
-    with gzip.open(HERE / "mismatched.json.gz", "rt", encoding="utf-8") as file:
-        columns = json.load(file)[kind]
+    columns = read_json(HERE / "mismatched.json.gz")[kind]
     engine, events = Engine(), []
     for k in range(len(columns["step"])):
         events += engine.update({name: values[k] for name, values in columns.items()})
