@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import write_json
 
 HERE = Path(__file__).parent
@@ -92,7 +93,7 @@ def draw(result: list[dict], file: Path) -> None:
         axis.set(title=f"{title}, sampled", xlabel="step", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
     axes[0].legend()
-    figure.savefig(file, dpi=110)
+    save_picture(figure, file, dpi=110)
     pyplot.close(figure)
 
 

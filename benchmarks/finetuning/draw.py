@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
 from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, score
 
@@ -85,7 +86,7 @@ def draw(cells: list[dict[str, Any]], out: Path) -> None:
         axis.legend(fontsize=7, frameon=False)
     axes[0].set(ylabel="held-out loss", yscale="log")
     figure.tight_layout()
-    figure.savefig(out, dpi=110)
+    save_picture(figure, out, dpi=110)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
 from benchmarks.self_labelled.run import CONTENDERS
 
@@ -47,7 +48,7 @@ def main() -> None:
         axes[0].plot([], [], color=colors[name], label=WORDS[name])
     axes[0].set_ylabel("greedy accuracy on held-out problems")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(Path(picture), dpi=100)
+    save_picture(figure, Path(picture), dpi=100)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from statistics import fmean
 
 import matplotlib
 
+from benchmarks._lib.pictures import save_picture
+
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
@@ -21,7 +23,7 @@ NAMED = 8  # levers that a legend can hold
 
 
 def save(figure: pyplot.Figure, path: Path) -> None:
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
     pyplot.close(figure)
 
 

@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
 from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET, key_of, shape_of, table
 
@@ -62,7 +63,7 @@ def main() -> None:
              xlim=(0, None), ylim=(0, 1))  # fmt: skip
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
-    figure.savefig(HERE / "report.png", dpi=100)
+    save_picture(figure, HERE / "report.png", dpi=100)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import write_json
 from benchmarks.smollm2.tables import table
 from benchmarks.tournament.__main__ import read_cells
@@ -212,7 +213,7 @@ def draw(done: Done, path: Path) -> None:
     axes[0, 0].set_ylabel("test accuracy, mean of reporting seeds")
     axes[1, 0].set_ylabel("validation accuracy, tuning seeds")
     axes[0, 0].legend(fontsize=7)
-    figure.savefig(path, dpi=100)
+    save_picture(figure, path, dpi=100)
 
 
 def main() -> None:

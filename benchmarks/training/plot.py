@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks._lib.pictures import save_picture
+
 SMOOTHING = 0.9  # of the training curves, an exponential mean
 COLORS = {
     "adamw": "#555555",
@@ -42,7 +44,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    save_picture(figure, path, dpi=130)
     plt.close(figure)
 
 

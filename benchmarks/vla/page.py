@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import beside, read_json
 from benchmarks.vla.plan import TRUSTED, of, preference
 
@@ -224,7 +225,7 @@ def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
     axes[1][0].set_ylabel("training loss")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
 
 
 def draw_gradients(cells: list[Cell], path: Path) -> None:
@@ -258,7 +259,7 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
     named = axes[0][0].get_legend_handles_labels()
     figure.legend(*named, loc="upper center", ncol=len(best), frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 0.96))
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
 
 
 def draw_learning(cells: list[Cell], steps: int, path: Path) -> None:
@@ -277,7 +278,7 @@ def draw_learning(cells: list[Cell], steps: int, path: Path) -> None:
     axes[0][0].set_ylabel("training loss")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
 
 
 def open_plots() -> Any:

@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from benchmarks._lib.pictures import save_picture
 from benchmarks.watch.evaluate import HERE, load, rows_of, watch_alarm
 from benchmarks.watch.labels import accuracy, label, smooth
 
@@ -38,7 +39,7 @@ def main() -> None:
         axis.axis("off")
     for axis, (run, truth) in zip(axes.flat, failed):
         draw(axis, run, truth.onset)
-    figure.savefig(HERE / f"{given.corpus}.png", dpi=80)
+    save_picture(figure, HERE / f"{given.corpus}.png", dpi=80)
 
 
 def draw(axis: Axes, run: dict, onset: int | None) -> None:
