@@ -96,7 +96,8 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
     if not (folder / "config.json").exists():
         place, adapter = "tiny", None
         if given.model != "tiny":
-            place, adapter = str(model_folder(given)), warm.adapter_of("sums", given.state)
+            place, adapter = str(model_folder(given)), None
+            adapter = warm.make("sums", place, given.state)
         model, tokenizer = warm.start(place, adapter, "cpu")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -43,8 +43,7 @@ def main() -> None:
     write_tasks(given.state / "tasks")
     if not given.tiny:
         for name in given.tasks:
-            if not warm.adapter_of(name, given.state).exists():
-                warm.train(name, given.folder, given.state, given.device, say)
+            warm.make(name, given.folder, given.state, say)
     done = read_cells([*given.cells, given.out / "cells"])
     failed: dict[str, int] = {}
 

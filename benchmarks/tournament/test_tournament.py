@@ -113,6 +113,16 @@ def test_a_start_is_the_merged_model_with_all_weights_trainable(tmp_path):
     assert moved == {name for name in after if "_proj" in name}
 
 
+def test_a_start_that_is_there_is_not_made_again_and_named_if_it_is_not_the_protocols(tmp_path):
+    path = warm.adapter_of("sums", tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"other weights")
+    said = []
+    assert warm.make("sums", "no such model", tmp_path, said.append) == path
+    (line,) = said
+    assert warm.hash_of(path) in line
+
+
 def test_runs_are_read_from_files_and_folders(tmp_path):
     cells = [make("tuning", "sums", "muon", 0, seed) for seed in (100, 101, 102)]
     write_json(cells[:2], tmp_path / "cells.json.gz")

@@ -1,35 +1,51 @@
 """Warm starts: a small LoRA adapter for each task, trained on solved problems, merged at loading.
 
-    python -m benchmarks.tournament.warm --model FOLDER --state STATE --device cpu
+    python -m benchmarks.tournament.warm --model FOLDER --state STATE
 
 Stops at the first look at which `ENOUGH` of the first `LOOKS` validation problems are solved. All
-contenders and seeds of a task start from the same merged weights; the adapter is small enough to be
-kept, and its hash is in each cell.
+contenders and seeds of a task start from the same merged weights, which STATE keeps; their hash is
+in each cell. The protocol's own were made on an x86-64 CPU. Another CPU or another torch may round
+differently and so give other bits: warm.json has the protocol's hashes, and git has its files:
+
+    git show 39a8c89f:benchmarks/tournament/starts/sums.safetensors > ADAPTER
+
+where ADAPTER is STATE/warm/sums/adapter.safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import random
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.tournament.tasks import SYSTEM, TASKS, write_tasks
 
 RANK, ALPHA, RATE, BATCH, SEED = 4, 16.0, 1e-3, 16, 77
 LOOK_EVERY, LONGEST, LOOKS = 10, 256, 128
 ENOUGH = 0.10
 FILE = "adapter.safetensors"
-STARTS = Path(__file__).with_name("starts")  # the protocol's own, by task
+PUBLISHED = Path(__file__).with_name("warm.json")  # of the protocol's starts
 
 
 def adapter_of(name: str, state: Path) -> Path:
-    """The protocol's adapter, or the one that was made here."""
-    kept = STARTS / f"{name}.safetensors"
-    return kept if kept.exists() else state / "warm" / name / FILE
+    return state / "warm" / name / FILE
+
+
+def make(name: str, folder: str, state: Path, say: Any = print) -> Path:
+    """A task's adapter; trained in float32 on the CPU, as the protocol says, unless it is there."""
+    path = adapter_of(name, state)
+    if not path.exists():
+        train(name, folder, state, "cpu", say)
+
+    made = hash_of(path)
+    published = read_json(PUBLISHED)[name]["hash"]
+    if made != published:
+        say(f"{name}: this start is {made}, the protocol's is {published}")
+    return path
 
 
 def task_config(name: str, state: Path, use: str, num_eval: int) -> Any:
@@ -115,7 +131,7 @@ def train(name: str, folder: str, state: Path, device: str, say: Any = print) ->
     save_file(weights, place / FILE)
     record = {"task": name, "curve": curve, "hash": hash_of(place / FILE), "device": device,
               "seconds": time.time() - began}  # fmt: skip
-    (place / "record.json").write_text(json.dumps(record))
+    write_json(record, place / "record.json")
     return record
 
 
@@ -149,14 +165,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a folder with a .gguf file, or a model")
     parser.add_argument("--state", type=Path, required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     given = parser.parse_args()
     folder = str(model_folder(given))
     write_tasks(given.state / "tasks")
     for name in given.tasks:
-        if not (given.state / "warm" / name / "record.json").exists():
-            train(name, folder, given.state, given.device, lambda text: print(text, flush=True))
+        make(name, folder, given.state, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":
