@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import tyro
 
+from benchmarks._lib.pictures import shrink
 from benchmarks._lib.results import beside, read_json, write_json
 from mesotron.config import SnakeConfig
 from mesotron.ppo.evaluate import (
@@ -294,6 +295,7 @@ def draw(board: Cell, side: int, config: Config) -> None:
     path = beside(config.out, f"_{side}x{side}.png")
     title = f"Snake {side}x{side}, training games, {config.seeds} seeds"
     draw_curves(curves, board["baselines"], path, title)
+    shrink(path, path)
 
 
 if __name__ == "__main__":
