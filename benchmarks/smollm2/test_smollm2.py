@@ -139,13 +139,13 @@ def test_pages_show_intervals_and_means(given, tmp_path):
     cells = levers(given, {})
     assert len(cells) == 2 * len(LEVERS)
     write_pages([warm, *runs, *(trained(cell, 0.1 * cell["seed"]) for cell in cells)], tmp_path)
-    gsm8k = tmp_path / "gsm8k.md"
-    compared = {n: next(row for row in rows_of(gsm8k, n) if len(row) == 8) for n in shares}
+    tables = tmp_path / "tables.md"
+    compared = {n: next(row for row in rows_of(tables, n) if len(row) == 8) for n in shares}
     low = {n: row[4].partition("[")[2].partition(",")[0] for n, row in compared.items()}
     assert low["muon"] == ""  # the leader
     assert float(low["adamw"]) > 0 > float(low["pion_cutoff"])
     assert (tmp_path / "gsm8k.png").stat().st_size > 1000
-    row = rows_of(tmp_path / "levers.md", "stock")[0]
+    row = rows_of(tables, "stock")[0]
     both = [float(word) for word in row[3].split(", ")]
     assert row[2] == f"{sum(both) / 2:.3f} (2)"
     assert read_json(tmp_path / "results.json.gz")["settings"] == {}
