@@ -28,7 +28,9 @@ from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem
 
 CALLS = 0.2  # share of the demonstrations that call the calculator
-STEPS, BATCH, RATE = 100, 32, 3e-3
+STEPS = 100
+BATCH = 32
+RATE = 3e-3
 # The roles are tokens of the tiny model, which knows no role "tool": a result comes from the user.
 TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>= ' if m.role == 'tool' else '<|' + m.role + '|>' }}"
@@ -45,12 +47,15 @@ RESPONSE = {
     "start_anchor": "<|assistant|>",
     "fields": {
         "tool_calls": {
-            "open": "[", "close": "]", "repeats": True, "content": "text",
+            "open": "[",
+            "close": "]",
+            "repeats": True,
+            "content": "text",
             "transform": {"type": "function", "function": CALL},
         },
         "content": {"close_pattern": r"<\|im_end\|>|$", "content": "text"},
     },
-}  # fmt: skip
+}
 
 
 def calculate(expression: str) -> str:
@@ -69,14 +74,25 @@ def make_problems(count: int, seed: int) -> list[Problem]:
     rng = random.Random(seed)
     problems = {}
     while len(problems) < count:
-        a, b, things = rng.randint(11, 99), rng.randint(11, 99), rng.choice(arith.OBJECTS)
+        a = rng.randint(11, 99)
+        b = rng.randint(11, 99)
+        things = rng.choice(arith.OBJECTS)
         one, other = rng.sample(arith.NAMES, 2)
+
         question = (
             f"{one} has {a} {things}. {other} has {b} times as many as {one}. "
             f"How many {things} does {other} have now?"
         )
+
         steps = f"{a} * {b} = {a * b}"
-        problems[question] = Problem(question, str(a * b), f"product-{len(problems)}", None, steps)
+        problems[question] = Problem(
+            question,
+            str(a * b),
+            f"product-{len(problems)}",
+            None,
+            steps,
+        )
+
     return list(problems.values())
 
 
@@ -90,6 +106,7 @@ def demonstrate(problem: Problem, tokenizer, calls: bool) -> tuple[list[int], li
     chat = build_prompt(problem, TaskConfig(), FORMATS["boxed"])
     prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     answer = FORMATS["boxed"].render(problem.gold)
+
     parts = [(prompt, False)]
     if calls:
         expression, result = problem.solution.split(" = ")
@@ -98,19 +115,24 @@ def demonstrate(problem: Problem, tokenizer, calls: bool) -> tuple[list[int], li
         parts += [(f"{answer}<|im_end|>", True)]
     else:
         parts += [(f"{problem.solution}\n{answer}<|im_end|>", True)]
-    ids, labels = [], []
+
+    ids = []
+    labels = []
     for text, is_written in parts:
         tokens = tokenizer.encode(text, add_special_tokens=False)
         ids += tokens
         labels += tokens if is_written else [-100] * len(tokens)
+
     return ids, labels
 
 
 def warm_start(problems: list[Problem], folder: Path, steps: int = STEPS, seed: int = 0) -> None:
     model, tokenizer = load_model(ModelConfig())
-    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.response_template = RESPONSE
     rng = random.Random(seed)
     torch.manual_seed(seed)
+
     optimizer = mesotron.muon(model, lr=RATE)
     for step in range(steps):
         batch = [
@@ -121,15 +143,20 @@ def warm_start(problems: list[Problem], folder: Path, steps: int = STEPS, seed: 
             torch.tensor([row[k] + [fill] * (width - len(row[k])) for row in batch])
             for k, fill in ((0, tokenizer.pad_token_id), (1, -100))
         )
+
         logits = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long()).logits
         loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("start", group["lr"]) * (1 - step / steps)
+
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
         if step % 25 == 0:
             print(f"step {step} loss {loss.item():.3f}", flush=True)
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -34,6 +34,7 @@ def main() -> None:
         num_key_value_heads=2,
         max_position_embeddings=32,
     )
+
     model = Qwen2ForCausalLM(config)
     optimizer = mesotron.muon(model, lr=5e-3, per_head=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -46,11 +47,14 @@ def main() -> None:
             report_to="none",
             use_cpu=True,
         )
+
         # None: the Trainer makes its usual schedule over our optimizer.
         trainer = Trainer(model, arguments, train_dataset=Counting(), optimizers=(optimizer, None))
         trainer.train()
+
     losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
     print(f"loss from {losses[0]:.2f} to {losses[-1]:.2f}")
+
     for key, value in optimizer.stats().items():
         print(f"{key:32s} {value:.4g}")
 

@@ -26,6 +26,7 @@ class Regression(lightning.LightningModule):
         x, y = batch
         loss = nn.functional.mse_loss(self.head(self.net(x)), y)
         self.losses.append(loss.item())
+
         return loss
 
     def configure_optimizers(self):
@@ -40,6 +41,7 @@ def main() -> None:
     x = torch.randn(512, 8)
     data = TensorDataset(x, (x @ torch.randn(8, 4)).sin())
     module = Regression()
+
     trainer = lightning.Trainer(
         max_epochs=12,
         accelerator="cpu",
@@ -48,6 +50,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
     trainer.fit(module, DataLoader(data, batch_size=64))
     state = sum(t.numel() for s in trainer.optimizers[0].state.values() for t in s.values())
     weights = sum(p.numel() for p in module.parameters())

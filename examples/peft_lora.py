@@ -20,17 +20,25 @@ def main() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
+
+    lora = LoraConfig(
+        r=4,
+        target_modules=["q_proj", "v_proj", "up_proj"],
+        task_type="CAUSAL_LM",
+    )
+
     model = get_peft_model(Qwen2ForCausalLM(config), lora)
     optimizer = mesotron.muon(model, lr=0.02)
     for group in optimizer.param_groups:
         print(f"{group['name']:20s} {len(group['params'])} factors, e.g. {group['param_names'][0]}")
+
     tokens = (torch.arange(12) + torch.arange(16)[:, None]) % 32
     for step in range(41):
         loss = model(input_ids=tokens, labels=tokens).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
         if step % 10 == 0:
             print(f"step {step:2d}  loss {loss:.3f}")
 

@@ -35,6 +35,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler, steps: 
         loss.backward()
         optimizer.step()
         scheduler.step()
+
         if step % 20 == 0:
             pion = {k: v for k, v in optimizer.stats().items() if k.startswith("pion")}
             passed = next(v for k, v in pion.items() if k.endswith("passed_rank"))
@@ -47,6 +48,7 @@ def build() -> tuple:
     model = Net()
     optimizer = mesotron.pion(model, lr=0.02, cutoff=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+
     return model, optimizer, scheduler
 
 
@@ -54,14 +56,22 @@ def main() -> None:
     model, optimizer, scheduler = build()
     print(mesotron.route(model, matrix="pion").to_text())
     train(model, optimizer, scheduler, range(60))
+
     with tempfile.TemporaryDirectory() as folder:
-        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        parts = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+        }
+
         path = Path(folder) / "checkpoint.pt"
         torch.save({name: part.state_dict() for name, part in parts.items()}, path)
         saved = torch.load(path, weights_only=True)
+
     again = dict(zip(("model", "optimizer", "scheduler"), build(), strict=True))
     for name, part in again.items():
         part.load_state_dict(saved[name])
+
     train(*parts.values(), range(60, 101))
     print("and again, from the checkpoint")
     train(*again.values(), range(60, 101))

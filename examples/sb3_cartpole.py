@@ -22,6 +22,7 @@ def main(timesteps: int = 4096) -> None:
         seed=0,
         device="cpu",
     )
+
     before, _ = evaluate_policy(model, model.get_env(), 10, deterministic=False)
     model.learn(timesteps)
     after, _ = evaluate_policy(model, model.get_env(), 10, deterministic=False)

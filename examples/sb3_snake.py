@@ -25,21 +25,37 @@ def main(
     seed: int = 0,
 ) -> None:
     board = {"width": width, "height": width}
-    config = SnakeConfig(**board, total_timesteps=timesteps, lr=lr, anneal_lr=False, seed=seed)
+    config = SnakeConfig(
+        **board,
+        total_timesteps=timesteps,
+        lr=lr,
+        anneal_lr=False,
+        seed=seed,
+    )
+
     model = make_sb3(config, device="cpu")
     network = model.policy.network
     if optim != "adam":
         build = {"muon": mesotron.muon, "pion": mesotron.pion}[optim]
         strength = {"cutoff": "aligned"} if optim == "pion" else {}
-        model.policy.optimizer = build(network, lr=lr, weight_decay=0.0, overrides=ENDS, **strength)
+        model.policy.optimizer = build(
+            network,
+            lr=lr,
+            weight_decay=0.0,
+            overrides=ENDS,
+            **strength,
+        )
+
     before = play(model, config)
     model.learn(timesteps)
     after = play(model, config)
     print(
         f"fruit a game from {before:.2f} to {after:.2f} of {config.most_fruit} in {timesteps} steps"
     )
+
     if width == 4:
         print(f"random among legal moves: {RANDOM_FRUIT}")
+
     if optim != "adam":
         stats = model.policy.optimizer.stats()
         print(f"update RMS of the matrices {stats[f'{optim}/update_rms']:.2e}")
@@ -48,11 +64,14 @@ def main(
 def play(model, config: SnakeConfig) -> float:
     """Mean fruit of the games that end within the longest one's time; moves are sampled."""
     env = model.get_env()
-    seen, scores = env.reset(), []
+    seen = env.reset()
+
+    scores = []
     for _ in range(config.time_limit):
         actions, _ = model.predict(seen, deterministic=False)
         seen, _, dones, infos = env.step(actions)
         scores += [info["episode"]["r"] for info, done in zip(infos, dones) if done]
+
     return sum(scores) / max(len(scores), 1)
 
 

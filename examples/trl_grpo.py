@@ -22,6 +22,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {word: number for number, word in enumerate(WORDS)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
+
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
@@ -52,6 +53,7 @@ def main(steps: int = 12) -> None:
     torch.manual_seed(0)
     model = make_model()
     optimizer = mesotron.muon(model, lr=1e-2, per_head=True)
+
     prompts = [f"{a} + {b} =" for a in range(10) for b in range(10)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
@@ -68,6 +70,7 @@ def main(steps: int = 12) -> None:
             bf16=False,
             gradient_checkpointing=False,
         )
+
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=even_digits,
@@ -76,9 +79,12 @@ def main(steps: int = 12) -> None:
             processing_class=make_tokenizer(),
             optimizers=(optimizer, None),
         )
+
         trainer.train()
+
     rewards = [float(row["reward"]) for row in trainer.state.log_history if "reward" in row]
     print(f"reward from {rewards[0]:.2f} to {rewards[-1]:.2f} in {steps} steps")
+
     for key, value in optimizer.stats().items():
         if key.startswith("muon"):
             print(f"{key:32s} {value:.4g}")

@@ -45,7 +45,14 @@ def test_parsing_checking_and_reading_import_nothing_heavy(tmp_path):
     lines += ["eval nope", "eval tiny --task.levels 9", "eval runs/last", "eval --temperature inf"]
     lines += ["plan qwen15_gsm8k_v2 --gpu h100 --budget 45"]
     command = [sys.executable, "-c", IMPORTS, *lines]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
     last = done.stdout.splitlines()[-1]
     assert last == "[0, 2, 2, 0, False, 2, 2, 2, 2, 0] set()", done.stderr
     assert "45 dollars buy" in done.stdout
@@ -56,6 +63,7 @@ def test_every_public_name_loads():
         if name != "jax" or find_spec("jax"):
             assert getattr(package, name) is not None
         assert name in dir(package)
+
     with pytest.raises(AttributeError, match="nope"):
         package.nope  # noqa: B018
 
@@ -73,11 +81,14 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as stop:
         cli.main([*name.split(), "--help-all"])
+
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert shown.startswith(f"usage: mesotron {name}")
+
     command = cli.COMMANDS[name]
     assert callable(cli.load(command.target))
+
     for flag, (item, _) in flags_of(command.config_type).items():
         assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
 
@@ -86,8 +97,10 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
 def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([name, "--data", "--help"])  # a flag beside --help needs no value
+
     shown = capsys.readouterr().out
     assert (stop.value.code, shown.count("\n") < 50) == (0, True)
+
     used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
     used += ["gpu", "seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")
     assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [x for x in SHORT if x in used]
@@ -97,11 +110,15 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
 @pytest.mark.parametrize(
     ("flag", "meant"),
     [
-        ("--batch-size", "--batch"), ("--num_generations", "--group"), ("--output_dir", "--out"),
-        ("--optim.learning-rate", "--lr"), ("--objectve.name", "--objective.name"),
-        ("--kl", "--objective.beta"), ("--modle", "--model"),
+        ("--batch-size", "--batch"),
+        ("--num_generations", "--group"),
+        ("--output_dir", "--out"),
+        ("--optim.learning-rate", "--lr"),
+        ("--objectve.name", "--objective.name"),
+        ("--kl", "--objective.beta"),
+        ("--modle", "--model"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
     assert cli.main(["train", flag, "8"]) == 2
     assert f"did you mean {meant}?" in capsys.readouterr().err
@@ -150,9 +167,11 @@ def test_cuda_without_a_driver_is_refused_before_anything_is_imported(monkeypatc
     monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError))
     monkeypatch.setattr("pathlib.Path.exists", lambda path: False)
     monkeypatch.setattr(cli, "load", Mock(return_value=Mock(return_value=0)))
+
     for args in ("train", "eval tiny", "vla train"):
         assert cli.main([*args.split(), "--device", "cuda"]) == 2
         assert "--device cuda" in capsys.readouterr().err
+
     assert cli.main(["plan", "--device", "cuda"]) == 0  # for another machine
 
 
@@ -163,6 +182,7 @@ def test_exits(monkeypatch, capsys):
 
     assert run(KeyboardInterrupt("run it again")) == 130
     assert "run it again" in capsys.readouterr().err
+
     for bug in (ValueError("from another package"), OSError("of a library"), KeyError("bug")):
         with pytest.raises(type(bug)):  # a bug keeps its traceback
             run(bug)
@@ -180,7 +200,14 @@ def test_a_closed_pipe_is_quiet():
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "mesotron", "--help"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+
+    done = subprocess.run(
+        command,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -212,17 +239,31 @@ def read(args: str) -> Outer:
     ("args", "expected"),
     [
         ("", Outer()),
-        ("x y --rate -0.5 --fast-mode --size=3",
-         Outer(things=("x", "y"), rate=-0.5, fast_mode=True, size=3)),
+        (
+            "x y --rate -0.5 --fast-mode --size=3",
+            Outer(
+                things=("x", "y"),
+                rate=-0.5,
+                fast_mode=True,
+                size=3,
+            ),
+        ),
         ("--fast_mode x", Outer(fast_mode=True, things=("x",))),
         ("--fast-mode --no-fast-mode", Outer()),
-        ("--fast-mode=True --rate 1 x", Outer(fast_mode=True, rate=1.0, things=("x",))),
+        (
+            "--fast-mode=True --rate 1 x",
+            Outer(
+                fast_mode=True,
+                rate=1.0,
+                things=("x",),
+            ),
+        ),
         ("--fast-mode false", Outer()),
         ("--things p q --rate 1", Outer(things=("p", "q"), rate=1.0)),
         ("--optim.name muon --no-optim.fused", Outer(optim=Inner(name="muon", fused=False))),
         ("--optim.no-fused", Outer(optim=Inner(fused=False))),
     ],
-)  # fmt: skip
+)
 def test_spellings_of_flags(args, expected):
     assert read(args) == expected
 
@@ -233,6 +274,7 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
     assert read(f"--config {file}") == Outer(
         things=("p", "q"), rate=2.0, fast_mode=True, optim=Inner(name="muon")
     )
+
     won = read(f"z --config={file} --rate 3 --no-fast-mode")
     assert (won.things, won.rate, won.fast_mode, won.optim.name) == (("z",), 3.0, False, "muon")
 
@@ -262,20 +304,31 @@ def test_a_wrong_toml_file_is_refused(tmp_path, text, names, capsys):
     file = tmp_path / "run.toml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert cli.main(["train", str(file)]) == 2
+
     error = capsys.readouterr().err
     assert names in error
     assert error.count("\n") == 1
 
 
 MISSING = [
-    ("train", "trl"), ("train --report-to wandb", "wandb"), ("train --model.lora 2", "peft"),
-    ("sft", "datasets"), ("eval tiny", "transformers"), ("eval tiny", "torch"),
-    ("plan --calibrate", "trl"), ("compare arith", "trl"), ("compare snake", "jax"),
-    ("route tiny", "transformers"), ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
-    ("ppo snake", "jumanji"), ("ppo snake --wandb", "wandb"),
-    ("vla train", "transformers"), ("vla eval", "safetensors"),
-    ("vla demos --lerobot out", "pyarrow"), ("spectrum muon --plot a.png", "matplotlib"),
-]  # fmt: skip
+    ("train", "trl"),
+    ("train --report-to wandb", "wandb"),
+    ("train --model.lora 2", "peft"),
+    ("sft", "datasets"),
+    ("eval tiny", "transformers"),
+    ("eval tiny", "torch"),
+    ("plan --calibrate", "trl"),
+    ("compare arith", "trl"),
+    ("compare snake", "jax"),
+    ("route tiny", "transformers"),
+    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
+    ("ppo snake", "jumanji"),
+    ("ppo snake --wandb", "wandb"),
+    ("vla train", "transformers"),
+    ("vla eval", "safetensors"),
+    ("vla demos --lerobot out", "pyarrow"),
+    ("spectrum muon --plot a.png", "matplotlib"),
+]
 
 
 @pytest.mark.parametrize(("words", "package"), MISSING)
@@ -285,6 +338,7 @@ def test_a_missing_package_is_one_sentence_before_anything_is_made(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     assert cli.main(words.split()) == 2
+
     output, errors = capsys.readouterr()
     assert (output, errors.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
     assert package in errors
@@ -292,9 +346,16 @@ def test_a_missing_package_is_one_sentence_before_anything_is_made(
 
 
 BAD_CONFIGS = [
-    "[]", "{", "[" * 100_000, '{"reward": []}', '{"watch": []}', '{"rollout": {"engine": []}}',
-    '{"optim": {"lr": 1' + "0" * 400 + "}}", '{"seed": 4294967296}', '{"out": "a\\u0000b"}',
-]  # fmt: skip
+    "[]",
+    "{",
+    "[" * 100_000,
+    '{"reward": []}',
+    '{"watch": []}',
+    '{"rollout": {"engine": []}}',
+    '{"optim": {"lr": 1' + "0" * 400 + "}}",
+    '{"seed": 4294967296}',
+    '{"out": "a\\u0000b"}',
+]
 
 
 @pytest.mark.parametrize("text", BAD_CONFIGS)
@@ -303,6 +364,7 @@ def test_a_damaged_config_is_one_sentence_in_every_command(tmp_path, capsys, tex
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.json").write_text(text)
     (run / "env.json").write_text("[]")
+
     for command in ("train --resume", "sft --resume", "eval", "report", "ppo snake --resume"):
         assert cli.main([*command.split(), str(run)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -313,5 +375,6 @@ def test_a_list_that_is_given_twice_is_joined():
     config = cli.parse(CompareConfig, words.split())
     assert config.set == ("model.name=smollm2", "steps=5", "seed=3")
     assert config.optims == ("adamw", "muon")
+
     train = cli.parse(TrainConfig, ["--reward", "sparse", "--reward.parts=near"])
     assert train.reward.parts == ("sparse", "near")

@@ -40,11 +40,25 @@ FENCE = re.compile(
 )
 # Flags of other programs that the pages name: LeRobot's, Slurm's, Ray's, Accelerate's and pip's.
 FOREIGN = {
-    "--optimizer.discover_packages_path", "--optimizer.type", "--optimizer.perception",
-    "--use_policy_training_preset", "--scheduler.type", "--nodes", "--ntasks-per-node",
-    "--address", "--min-nodes", "--head", "--port", "--batch-size", "--learning_rate",
-    "--config_file", "--help", "--version", "--json-config", "--no-deps",
-}  # fmt: skip
+    "--optimizer.discover_packages_path",
+    "--optimizer.type",
+    "--optimizer.perception",
+    "--use_policy_training_preset",
+    "--scheduler.type",
+    "--nodes",
+    "--ntasks-per-node",
+    "--address",
+    "--min-nodes",
+    "--head",
+    "--port",
+    "--batch-size",
+    "--learning_rate",
+    "--config_file",
+    "--help",
+    "--version",
+    "--json-config",
+    "--no-deps",
+}
 OFFLINE = {"--probe", "--target", "--piece", "--bare", "--files"}  # of benchmarks.offline
 SLOW = ("jax.md", "evaluating_and_comparing.md", "quickstart.md")
 
@@ -62,6 +76,7 @@ def blocks_of(page: Path, *languages: str) -> list[Block]:
         words = match["words"] if match["mark"] == "given" else ""
         given = tuple(word.strip() for word in words.split(",") if word.strip())
         blocks.append(Block(match["language"], match["text"], given, match["mark"] != "not run"))
+
     return [block for block in blocks if block.language in languages]
 
 
@@ -81,7 +96,12 @@ def finished_run() -> None:
     run.append("metrics", {"step": 1, "reward": 0.5})
 
 
-GIVEN = {"model": make_network, "policy": policy, "trainer": trainer, "runs/last": finished_run}
+GIVEN = {
+    "model": make_network,
+    "policy": policy,
+    "trainer": trainer,
+    "runs/last": finished_run,
+}
 PYTHON_PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.name in SLOW))
     for page in PAGES
@@ -100,6 +120,7 @@ def test_python_runs_as_printed(page, tmp_path, monkeypatch):
             names |= {name: GIVEN[name]() for name in block.given}
             exec(code, names)
             continue
+
         for node in ast.walk(ast.parse(block.text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mesotron"):
                 module = importlib.import_module(node.module)
@@ -113,6 +134,7 @@ def command_lines(page: Path) -> list[str]:
             match = re.match(r"(?:\$ |accelerate launch .*-m )?(mesotron [a-z-].*)", line)
             if match:
                 lines.append(re.split(r" {2,}|\s#|\s>", match[1])[0])
+
     return lines
 
 
@@ -122,8 +144,10 @@ def command_lines(page: Path) -> list[str]:
 def test_commands_parse(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('recipe = "arith"\nsteps = 3\n')
+
     for block in blocks_of(page, "toml"):
         (tmp_path / "run.toml").write_text(block.text)
+
     for line in sorted({*command_lines(page)} - {"mesotron --version"}):
         name, rest = cli.split_name(shlex.split(line)[1:])
         command = cli.COMMANDS[name]
@@ -133,6 +157,7 @@ def test_commands_parse(page, tmp_path, monkeypatch):
             if not path.exists():
                 run = RunFolder.create(path, command.config_type(), {})
                 run.append("metrics", {"step": 1})
+
         parse(command.config_type, rest, f"mesotron {name}", command.presets)
 
 
@@ -140,11 +165,13 @@ def test_flags_exist():
     flags = {name for c in cli.COMMANDS.values() for name in flags_of(c.config_type)}
     known = {"--config", *flags, *(name.replace("--", "--no-", 1) for name in flags)}
     known |= {"--help-all", *(f"--{name}" for name in (*SHORT, *ALSO_SHORT))}
+
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text()))
         options = {flag for flag in named if flag.startswith("--trl.")}
         assert {flag[6:] for flag in options} <= {"KEY", *grpo_fields()}, page
         named -= options
+
         assert {flag.replace("_", "-") for flag in named - FOREIGN - OFFLINE} <= known, page
 
 
@@ -154,6 +181,7 @@ def test_links_lead_to_files():
             targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
             local = [target for target in targets if not target.startswith("http")]
             assert [target for target in local if not (page.parent / target).exists()] == [], page
+
             if DOCS in page.parents:  # the site has no other files
                 assert all(DOCS in (page.parent / one).resolve().parents for one in local), page
 
@@ -162,12 +190,16 @@ def test_commands_extras_and_pinned_torch_match_the_package():
     index = (DOCS / "index.md").read_text()
     rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: \[?[A-Z]+\]?)?` \|", index, re.MULTILINE)
     assert rows == list(cli.COMMANDS)
-    text, quickstart = README.read_text(), (DOCS / "quickstart.md").read_text()
+
+    text = README.read_text()
+    quickstart = (DOCS / "quickstart.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = re.findall(r"`(\w+)`", quickstart.split("Extras:")[1].split("\n\n")[0])
+
     assert set(listed) == set(project["optional-dependencies"])
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make (\w+)", text, re.MULTILINE)) <= targets
+
     pinned = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
     for installer in (text, quickstart, makefile):  # torch first, and the pinned one
@@ -184,7 +216,14 @@ def test_every_benchmark_is_listed():
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "api" / "optim.html").read_text()
     assert "torch.optim.Optimizer" in reference

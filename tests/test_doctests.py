@@ -26,4 +26,5 @@ def test_examples_in_docstrings(name):
         if error.name not in OPTIONAL:
             raise
         pytest.skip(f"{name} needs {error.name}")
+
     assert doctest.testmod(module).failed == 0

@@ -33,6 +33,7 @@ def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     tested |= {words.split()[0] for words, *_ in LEARNING}
     files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+
     assert {path.stem for path in files} <= tested
 
 
@@ -43,10 +44,12 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
     cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+
     names: dict[str, object] = {}
     for cell in cells:
         if not cell.startswith("%"):
             exec(cell.replace("STEPS = 40", "STEPS = 2"), names)
+
     assert "runs/notebook" in capsys.readouterr().out
     assert len(names["rows"]) == 2
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
@@ -58,11 +61,15 @@ def test_calculator(tmp_path):
 
     names = runpy.run_path(str(EXAMPLES / "calculator.py"))
     assert names["calculate"]("12 * 70") == "840"
+
     names["main"](tmp_path, steps=1)
     assert len((tmp_path / "data" / "test.jsonl").read_text().splitlines()) == 200
+
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    prompt, ids = tokenizer.encode("<|assistant|>"), tokenizer.encode("[12 * 70]<|im_end|>")
+    prompt = tokenizer.encode("<|assistant|>")
+    ids = tokenizer.encode("[12 * 70]<|im_end|>")
     (call,) = parse_response(tokenizer, ids, prefix=prompt)["tool_calls"]
+
     assert call["function"] == {"name": "calculate", "arguments": {"expression": "12 * 70"}}
 
 
@@ -72,7 +79,8 @@ def test_plain_loop(example):
     assert numbers(r"step 100  loss ([\d.]+)", text)[0] < 0.1
 
 
-LOSS, REWARD = r"loss from ([\d.]+) to ([\d.]+)", r"reward from ([\d.]+) to ([\d.]+)"
+LOSS = r"loss from ([\d.]+) to ([\d.]+)"
+REWARD = r"reward from ([\d.]+) to ([\d.]+)"
 LEARNING = [
     ("hf_trainer", LOSS, lambda first, last: last < 0.8 * first),
     ("lightning_module", LOSS, lambda first, last: last < 0.5 * first),
@@ -98,5 +106,6 @@ def test_train_snake_purejaxrl(example, monkeypatch, tmp_path):
     words += f"--use-muon --muon-lr 0.03 --anneal_lr=False --save-dir {tmp_path} --run-name tiny"
     monkeypatch.setattr("sys.argv", ["train_snake_purejaxrl.py", *words.split()])
     fruit, most = numbers(r"greedy\s+([\d.]+) fruit of (\d+)", example("train_snake_purejaxrl"))
+
     assert 0 <= fruit <= most == 8
     assert (tmp_path / "tiny" / "game.gif").exists()

@@ -18,6 +18,7 @@ def wide_terminal(monkeypatch):
 def assert_committed(texts: dict[str, str], folder: str) -> None:
     files = {f"{folder}/{path.name}" for path in (committed.HERE / folder).iterdir()}
     assert files == texts.keys()
+
     for name, text in texts.items():
         assert text == (committed.HERE / name).read_text(encoding="utf-8"), name
 

@@ -34,6 +34,7 @@ def imports(path: Path) -> list[str]:
             base = ".".join([*above, node.module] if node.module else above)
             # `from mesotron import optim` imports a package too.
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+
     return found
 
 
@@ -60,6 +61,7 @@ def test_nothing_is_probed_or_swallowed():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "hasattr", f"{path}:{node.lineno}: no hasattr probing"
+
             if isinstance(node, ast.ExceptHandler):
                 assert node.type is not None, f"{path}:{node.lineno}: a bare except hides bugs"
                 swallowed = all(isinstance(line, ast.Pass) for line in node.body)

@@ -23,11 +23,13 @@ METRICS = DOCS / "api" / "metrics.md"
 def table(path: Path, heading: str) -> list[list[str]]:
     lines = path.read_text().splitlines()
     start = next(k for k, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+
     rows = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
         rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+
     return rows
 
 
@@ -35,13 +37,16 @@ def stats_of(optimizer: torch.optim.Optimizer) -> set[str]:
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad = torch.ones_like(p)
+
     optimizer.step()
     names = [group["name"] for group in optimizer.param_groups]
+
     keys = set()
     for key in optimizer.stats():
         group, _, statistic = key.rpartition("/")
         assert not group or group in names
         keys.add(f"<group>/{statistic}" if group else statistic)
+
     return keys
 
 
@@ -56,6 +61,7 @@ def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux
     documented = [row[0] for row in rows]
     assert len(set(documented)) == len(documented)
     assert stats_of(make(parameters(), aux=aux, leash=0.5)) == set(documented)
+
     for row in rows:
         assert len(row) == 4
         assert all(row), row[0]
@@ -65,6 +71,7 @@ def test_the_table_of_rates_makes_equal_steps():
     rows = table(DOCS / "optimizers.md", "`scale`")
     named = [row[0].strip('"') for row in rows]
     assert set(SCALES) <= set(named)
+
     for name, row in zip(named, rows, strict=True):
         scale = name if name in SCALES else float(name)
         for (m, n), factor in zip(((1024, 1024), (1024, 4096), (4096, 1024)), row[2:], strict=True):
@@ -86,6 +93,7 @@ def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
     row = rows["muon_sgd" if rule == "sgd" else "muon, pion"]
     cell = row[column + (column == 2 and dtype == torch.bfloat16)]
     plain, *narrow = re.findall(r"\d+", re.sub("bfloat16", "", cell))
+
     assert found == float(narrow[0] if rule == "muon" and kept else plain)
 
 
@@ -99,9 +107,11 @@ def known(key: str) -> bool:
     names = metrics_on_the_page()
     for stem in ("entropy/trajectory", "entropy/token"):
         names |= {f"{stem}_q{k}" for k in (1, 2, 3)}
+
     if key.startswith("optim/"):
         rest = key.removeprefix("optim/")
         return rest in names or f"<group>/{rest.rpartition('/')[2]}" in names
+
     return re.sub(r"^rewards/.*/(mean|std)$", r"rewards/F/\1", key) in names
 
 
@@ -110,10 +120,12 @@ def test_troubleshooting_names_existing_metrics_and_every_detector():
     detectors = {detector.name for detector in DETECTORS}
     text = (DOCS / "troubleshooting.md").read_text()
     rows = re.findall(r"^\|( `(?!mesotron).*?)\|.*?\|(.*?)\|", text, re.MULTILINE)
+
     assert rows
     for named, found_by in rows:
         assert set(re.findall(r"`([^`]+)`", named)) <= metrics
         assert set(re.findall(r"`([^`]+)`", found_by)) <= detectors
+
     assert [name for name in detectors if f"`{name}`" not in text] == []
 
 
@@ -128,10 +140,16 @@ OBJECTIVES = {
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("case", OBJECTIVES)
 def test_every_key_of_a_trainers_rows_is_on_the_page(case, tmp_path):
-    settings = {"max_steps": 2, "steps_per_generation": 2, "entropy_coef": 0.01}
+    settings = {
+        "max_steps": 2,
+        "steps_per_generation": 2,
+        "entropy_coef": 0.01,
+    }
+
     trainer = make_trainer(tmp_path, parts=OBJECTIVES[case], **settings)
     trainer.train()
     keys = {key for row in rows(trainer) for key in row} - {"step"}
+
     assert len(keys) > 30
     assert {key for key in keys if not known(key)} == set()
 
@@ -143,8 +161,10 @@ def test_every_key_of_a_runs_rows_is_on_the_page(tmp_path, monkeypatch):
         "--steps 2 --rollout.prompts 2 --rollout.generations 4 --rollout.max-tokens 4 --device cpu "
         "--task.num-train 8 --task.num-eval 2 --eval-every 1 --price 3 --watch.snr-every 1"
     )
+
     assert cli.main(["train", *sizes.split(), "--out", "run"]) == 0
     found = RunFolder(tmp_path / "run").rows("metrics")
     keys = {key for row in found for key in row} - {"step"}
+
     assert {"eval/greedy", "cost/spent", "facts/correct", "gradient/snr"} <= keys
     assert {key for key in keys if not known(key)} == set()

@@ -10,7 +10,8 @@ import pytest
 from benchmarks._lib.results import read_json
 
 ROOT = Path(__file__).parents[1]
-TUNING, REPORTING = range(100, 200), range(200, 300)
+TUNING = range(100, 200)
+REPORTING = range(200, 300)
 
 
 def runs_in(value):
@@ -31,12 +32,18 @@ def all_runs():
     for path in sorted((ROOT / "benchmarks").rglob("*.json*")):
         if path.suffix != ".jsonl":
             runs += [(path.relative_to(ROOT), run) for run in runs_in(read_json(path))]
+
     return runs
 
 
 def git(*arguments):
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_seeds_tune_or_report():
@@ -51,6 +58,7 @@ def test_seeds_tune_or_report():
 def test_the_protocol_came_first():
     if git("rev-parse", "--verify", "HEAD").returncode or not all_runs():
         pytest.skip("no git history, or no run under the protocol yet")
+
     for commit in {run["protocol"] for _, run in all_runs()}:
         assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, commit
         assert git("cat-file", "-e", f"{commit}:benchmarks/PROTOCOL.md").returncode == 0, commit

@@ -31,6 +31,7 @@ def default_run() -> set[str]:
     for scores in (rows, [row["lenient"] for row in rows]):
         ends = [row["after"]["value"] for row in scores]
         shown |= spell(min(ends), max(ends), *(row["before"]["value"] for row in scores))
+
     seconds = [row["seconds"]["processor"] for row in rows]
     return shown | spell(min(seconds), max(seconds), decimals=0)
 
@@ -41,6 +42,7 @@ def rescue() -> set[str]:
     )
     values = [row[when]["value"] for row in guarded + warned for when in ("before", "after")]
     seconds = [row["seconds"]["processor"] for row in guarded]
+
     return spell(*values) | spell(*seconds, decimals=0)
 
 
@@ -53,11 +55,13 @@ def watch() -> set[str]:
         numbers += [
             made["summary"]["watch"][key]["words"] for key in ("caught", "healthy runs stopped")
         ]
+
     public = read("watch/public_runs.json.gz")
     numbers.append(public["check"]["summary"]["collapses caught"]["words"])
     stopped = [public[half]["summary"]["healthy stopped"]["words"] for half in ("tuning", "check")]
     counts = [list(map(int, re.findall(r"\d+", words))) for words in stopped]
     numbers.append(" of ".join(str(sum(pair)) for pair in zip(*counts, strict=True)))
+
     return {number for words in numbers for number in re.findall(r"\d+", words)}
 
 
@@ -68,6 +72,7 @@ def claim(name: str, *groups: tuple[str, ...]) -> set[str]:
     for names in groups:
         ends = [run["accuracy"] for run in runs if run["name"] in names]
         shown |= spell(min(ends), max(ends))
+
     return shown
 
 
@@ -82,6 +87,7 @@ def tournament() -> set[str]:
     shown = spell(mean(starts), *(grid(mine, "accuracy").mean() for mine in cells.values()))
     muon, adamw = (max(scores_of(tuple(TASKS), name, done).values()) for name in ("muon", "adamw"))
     steps = next(iter(done.values()))["steps"]
+
     return shown | spell(muon - adamw, decimals=2) | {str(steps)}
 
 
@@ -89,6 +95,7 @@ def training() -> set[str]:
     made = read("training/result.json.gz")
     losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
     shown = spell(*(losses[name] for name in ("muon", "adamw_split", "pion")))
+
     return shown | {str(made["steps"]), "0.4"}  # million weights, as the page says
 
 
@@ -105,9 +112,11 @@ def vla() -> set[str]:
         for cell in read(f"vla/object10{name}.json.gz")["cells"]:
             if cell["steps"] == steps and cell["contender"] in ("muon", "adamw"):
                 scores[cell["contender"], cell["rate"]].append(cell["test"])
+
         means = (mean(found) for found in scores.values() if len(found) > 1)
         shown |= spell(*means, decimals=decimals)
         shown.add(f"{steps:,}")
+
     return shown
 
 
@@ -128,6 +137,7 @@ SOURCES |= {
 def test_results_come_from_files(link):
     rows = [line for line in README.splitlines() if line.startswith("| [") and link in line]
     assert len(rows) == 1
+
     _, _, result, limits, _ = rows[0].split("|")
     numbers = set(NUMBER.findall(re.sub(r"\]\([^)]*\)", "", result + limits)))
     assert len(numbers) > 1
@@ -141,6 +151,7 @@ def test_the_pictured_run_is_the_kept_one():
     began = min(event["began"] for event in events if event.get("severity") == "stop")
     (rate,) = [change for change in undone["changes"] if change["field"] == "optim.lr"]
     caption = README.split("*`mesotron train arith_collapse")[1].split("*\n")[0]
+
     assert NUMBER.findall(caption) == [str(began), str(undone["checkpoint"])]
     assert "8e-3" in caption
     assert rate["old"] == 8e-3

@@ -17,7 +17,12 @@ from support.rlvr_tiny import make_network
 
 PRESETS = cli.COMMANDS["train"].presets
 DOCS = Path(__file__).parents[1] / "docs"
-FAMILIES = {"Qwen2.5": "qwen2", "Qwen3": "qwen3", "smollm2": "llama", "tiny": "llama"}
+FAMILIES = {
+    "Qwen2.5": "qwen2",
+    "Qwen3": "qwen3",
+    "smollm2": "llama",
+    "tiny": "llama",
+}
 GSM8K = '{"question": "Ann has %d pens and gets 2. How many?", "answer": "%d + 2 = %d\\n#### %d"}'
 MATH = '{"problem": "What is %d + 2?", "solution": "It is $\\\\boxed{%d}$.", "level": "Level 5"}'
 
@@ -27,6 +32,7 @@ def test_a_recipe_is_consistent_and_documented(name):
     config = make_recipe(name)
     assert config.recipe == name
     assert from_plain(TrainConfig, to_plain(config)) == config
+
     trl_arguments(config.objective, config.rollout, config.optim)
     assert name in describe_recipes()
     assert f"\n| `{name}` |" in (DOCS / "recipes.md").read_text()
@@ -40,7 +46,9 @@ def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
     assert read("") == make_recipe("arith")
     file = tmp_path / "mine.toml"
     file.write_text('recipe = "qwen3_math_mgrpo"\nsteps = 7\n[optim]\nlr = 1e-3\nname = "pion"\n')
-    made, base = read(f"--config {file} --optim.lr 2e-3"), make_recipe("qwen3_math_mgrpo")
+    made = read(f"--config {file} --optim.lr 2e-3")
+    base = make_recipe("qwen3_math_mgrpo")
+
     assert (made.steps, made.optim.lr, made.optim.name) == (7, 2e-3, "pion")
     assert made.optim.warmup == base.optim.warmup == 0.1
     assert made.rollout == base.rollout
@@ -51,6 +59,7 @@ def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         cli.main(["train", "qwen3_math_mgrpo", "--help-all"])
+
     shown = " ".join(capsys.readouterr().out.split())
     assert "arith_sparse_collapse" in shown
     assert "Qwen/Qwen3-4B-Base" in shown
@@ -60,8 +69,19 @@ def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):
 def small_model(folder: Path, kind: str) -> Path:
     _, tokenizer = load_model(ModelConfig(name="tiny"))
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    sizes = {"vocab_size": len(tokenizer), "head_dim": 16, "max_position_embeddings": 512}
-    make_network(kind, **sizes, **ends, tie_word_embeddings=True).save_pretrained(folder)
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+    }
+
+    make_network(
+        kind,
+        **sizes,
+        **ends,
+        tie_word_embeddings=True,
+    ).save_pretrained(folder)
+
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -70,10 +90,12 @@ def small_data(name: str) -> str:
     config = make_recipe(name)
     if config.task.name in ("arith", "sums") and name != "own":
         return "--task.num-train 40"
+
     lines = [
         MATH % (k, k + 2) if config.task.name == "math" else GSM8K % (k, k, k + 2, k + 2)
         for k in range(40)
     ]
+
     Path("data.jsonl").write_text("\n".join(lines) + "\n")
     return "--data data.jsonl" if name == "own" else "--task.path data.jsonl"
 
@@ -89,6 +111,7 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     model = config.model.name or "tiny"
     kind = next(kind for start, kind in FAMILIES.items() if start in model)
     group, anchor = (8, "--objective.momentum-generations 4") if "mgrpo" in name else (4, "")
+
     sizes = (
         f"--steps 2 --device cpu --model.name {small_model(tmp_path / 'model', kind)} "
         f"--rollout.prompts 4 --rollout.generations {group} {anchor} --rollout.micro-batch 4 "
@@ -96,8 +119,10 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     )
     if config.model.dtype == "mixed":  # of a GPU alone
         sizes += " --model.dtype float32"
+
     words = ["train", name, *sizes.split(), *small_data(name).split(), "--out", "run"]
     assert cli.main(words) == 0
+
     made = RunFolder(Path("run"))
     assert [row["step"] for row in made.rows("metrics")] == [1, 2]
     assert made.result is not None
@@ -108,5 +133,6 @@ def test_the_shipped_launch_files_are_read_by_accelerate(name):
     path = Path(__file__).parents[1] / "examples" / "scaling" / f"{name}.yaml"
     found = load_config_from_file(str(path))
     assert found.num_processes == 8
+
     if name == "fsdp2":
         assert found.fsdp_config["fsdp_version"] == 2

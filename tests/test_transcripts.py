@@ -37,10 +37,12 @@ def files(tmp_path, monkeypatch):
 def test_a_transcript_runs_as_printed(transcript, capsys):
     commands = re.findall(r"^\$ mesotron (.*)", transcript.replace("\\\n", " "), re.MULTILINE)
     assert 1 <= len(commands) <= 3
+
     printed = [line for line in transcript.splitlines() if line.startswith(("mine.", "chat."))]
     for command in commands:
         words = shlex.split(command)
         assert cli.main([*words, *SMALLER[words[0]].split()]) == 0
+
         shown = capsys.readouterr().out.splitlines()
         if words[0] == "train":
             assert shown[0] == printed[0]
@@ -48,6 +50,7 @@ def test_a_transcript_runs_as_printed(transcript, capsys):
                 r"model: (\S+); load it with .*from_pretrained\(\"\1\"\)", shown[-1]
             )
             assert AutoModelForCausalLM.from_pretrained(path[1]).num_parameters() > 0
+
             result = RunFolder(Path("runs/last")).result
             measure = "accuracy" if "chat.jsonl" in command else "reward"
             assert (result["measure"], "gain" in result) == (measure, True)
@@ -59,11 +62,14 @@ def test_a_whole_section_runs_as_printed(section, tmp_path, monkeypatch, capsys)
     block = PAGE.read_text().split(f"## {section}")[1].split("```console\n")[1].split("```")[0]
     commands = re.findall(r"^\$ mesotron (.*)", block, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
+
     for command in commands:
         capsys.readouterr()
         assert cli.main(shlex.split(command)) == 0
+
         if command.startswith("export"):
             assert capsys.readouterr().out.strip() in block
+
     if "gym" in section:
         rows = RunFolder(Path("runs/gym")).rows("metrics")
         assert {row["curriculum/level"] for row in rows} == {0.0}

@@ -40,11 +40,14 @@ def make_gradient(kind: str, m: int, n: int) -> Tensor:
     noise = torch.randn(m, n, dtype=torch.float64, generator=generator)
     if kind == "gaussian":
         return noise
+
     U, s, Vh = torch.linalg.svd(noise, full_matrices=False)
     if kind == "power law":
         return (U / torch.arange(1, m + 1)) @ Vh
+
     s = s / s[1:].norm()
     s[0] = 3.0
+
     return (U * s) @ Vh
 
 
@@ -53,9 +56,11 @@ def exact_update(G: Tensor, filter: Filter) -> Tensor:
     U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
     s = s / s.norm()
     triples, divisor = steps_for(filter, s, G.shape[1])
+
     s = s / divisor
     for a, b, c in triples:
         s = a * s + b * s**3 + c * s**5
+
     return (U * s) @ Vh
 
 
@@ -63,10 +68,12 @@ def plain_update(G: Tensor, filter: Filter, dtype: torch.dtype) -> Tensor:
     """f(G) by the plain iteration, each product in `dtype`."""
     s = torch.linalg.svdvals(G.double())
     triples, divisor = steps_for(filter, s / s.norm(), G.shape[1])
+
     X = (G.double() / (s.norm() * divisor)).to(dtype)
     for a, b, c in triples:
         A = X @ X.mT
         X = a * X + (b * A + c * (A @ A)) @ X
+
     return X
 
 
@@ -77,13 +84,16 @@ def steps_for(filter: Filter, s: Tensor, n: int) -> tuple[list[Triple], float]:
     """
     if filter.cutoff is None:
         return list(filter.steps), 1.0
+
     assert filter.cutoff == "noise"
     divisor = float(s.pow(8).sum() ** 0.125)
     t = np.float64(noise_edge(len(s), n) / divisor)
+
     triples: list[Triple] = []
     for _ in range(filter.num_steps(len(s), n)):
         (a, b, c), t = aim(t)
         triples.append((float(a), float(b), float(c)))
+
     return triples, divisor
 
 
@@ -92,6 +102,7 @@ def peer_update(peer: Peer, G: Tensor) -> Tensor:
     p = nn.Parameter(torch.zeros(G.shape, dtype=torch.float32, device=G.device))
     p.grad = G.float()
     peer.build([p], [Projection(G.shape[0], G.shape[1])]).step()
+
     return -p.detach().double()
 
 
@@ -110,17 +121,28 @@ def measure(names: list[str], device: torch.device) -> list[dict[str, Any]]:
     """
     dtype = filter_dtype(device)
     shapes = CUDA_SHAPES if device.type == "cuda" else CPU_SHAPES
+
     rows = []
     for name in names:
         peer = PEERS[name]
         if peer.filter is None or peer.per_head:
             continue
+
         for m, n in shapes:
             if peer.half and dtype != torch.bfloat16 and m > EMULATED_LIMIT:
                 continue
+
             pairs = [_errors(peer, make_gradient(kind, m, n).to(device), dtype) for kind in KINDS]
             worst, plain = (max(column) for column in zip(*pairs, strict=True))
-            rows.append({"optimizer": name, "shape": [m, n], "error": worst, "plain_error": plain})
+            rows.append(
+                {
+                    "optimizer": name,
+                    "shape": [m, n],
+                    "error": worst,
+                    "plain_error": plain,
+                }
+            )
+
     return rows
 
 
@@ -130,4 +152,5 @@ def _errors(peer: Peer, G: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     ours = peer.package is None and not peer.half
     scale = 1 / (LR * step_scale("rms", G.shape[0], G.shape[1])) if ours else None
     plain = plain_update(G, peer.filter, dtype).double()
+
     return relative_error(peer_update(peer, G), exact, scale), relative_error(plain, exact, 1.0)

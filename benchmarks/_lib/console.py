@@ -29,6 +29,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that starts the next unit of work and shows its name on stderr."""
     started = 0
     columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
@@ -37,7 +38,13 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
         def start(text: str) -> None:
             nonlocal started
-            bar.update(task, completed=started, total=max(total, started), description=text)
+            bar.update(
+                task,
+                completed=started,
+                total=max(total, started),
+                description=text,
+            )
+
             started += 1
             if not console.is_terminal:
                 print(f"[{started}/{max(total, started)}] {text}", file=sys.stderr, flush=True)
@@ -47,11 +54,18 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 def show_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the first column is text, the others are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+    )
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+
     for row in rows:
         table.add_row(*row)
+
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
@@ -72,6 +86,7 @@ def command_line() -> str:
     path = Path(sys.argv[0]).resolve().with_suffix("")
     parts = path.parts[path.parts.index("benchmarks") :] if "benchmarks" in path.parts else ()
     module = ".".join(part for part in parts if part != "__main__")
+
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
@@ -79,6 +94,7 @@ def device_name(device: torch.device) -> str:
     """Such as "NVIDIA H200, CUDA 12.8" or "aarch64 CPU, 2 cores, 1 thread"."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+
     threads = torch.get_num_threads()
     used = f"{threads} thread{'s' if threads > 1 else ''}"
     return f"{platform.machine()} CPU, {os.cpu_count()} cores, {used}"

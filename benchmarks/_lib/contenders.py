@@ -35,7 +35,15 @@ def adamw_split(model: nn.Module, *, lr: float, aux_lr: float) -> RoutedOptimize
             if members:
                 decay = {"weight_decay": 0.0} if vectors else {}
                 rate = lr if hidden else aux_lr
-                groups.append({"params": members, "rule": "adamw", "lr": rate, **decay})
+                groups.append(
+                    {
+                        "params": members,
+                        "rule": "adamw",
+                        "lr": rate,
+                        **decay,
+                    }
+                )
+
     return Muon(groups)
 
 

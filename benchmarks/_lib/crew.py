@@ -54,10 +54,12 @@ def work_through(
                 if cell is None:
                     break
                 running[pool.submit(target, cell, settings, deadline)] = key_of(cell)
+
             left = max(deadline + grace - time.time(), 0.0)
             done, _ = wait(running, timeout=left, return_when=FIRST_COMPLETED)
             if not done:
                 return
+
             for future in done:
                 error = future.exception()
                 finished = None if error else future.result()

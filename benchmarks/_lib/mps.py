@@ -47,18 +47,23 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
         say(f"with the MPS of {os.environ[PIPES]}")
         yield True
         return
+
     folders = {
         PIPES: str(folder / "mps"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log"),
     }
+
     environment = {**os.environ, **folders}
     why = start(folders, environment, check, say)
     say(f"without MPS: {why}" if why else "with MPS")
+
     if why:
         yield False
         return
+
     before = {name: os.environ[name] for name in folders if name in os.environ}
     os.environ.update(folders)
+
     try:
         yield True
     finally:
@@ -74,17 +79,31 @@ def start(
     """Start the daemon; returns why it cannot be used, or nothing."""
     if shutil.which(CONTROL) is None:
         return f"there is no {CONTROL}"
+
     for folder in folders.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
+
     try:
-        subprocess.run([CONTROL, "-d"], env=environment, check=True, timeout=20)
+        subprocess.run(
+            [CONTROL, "-d"],
+            env=environment,
+            check=True,
+            timeout=20,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
+
     try:
-        subprocess.run(check, env=environment, check=True, timeout=60)
+        subprocess.run(
+            check,
+            env=environment,
+            check=True,
+            timeout=60,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         stop(environment, say)
         return f"what was tried under it failed ({error})"
+
     return ""
 
 
@@ -92,6 +111,12 @@ def stop(environment: dict[str, str], say: Say) -> None:
     """End the daemon."""
     words = f"quit -t {PATIENCE}\n"
     try:
-        subprocess.run([CONTROL], input=words, text=True, env=environment, timeout=3 * PATIENCE)
+        subprocess.run(
+            [CONTROL],
+            input=words,
+            text=True,
+            env=environment,
+            timeout=3 * PATIENCE,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         say(f"MPS was not stopped: {error}")

@@ -18,7 +18,9 @@ from benchmarks._lib.shapes import Projection
 from mesotron.optim import Muon, Pion
 from mesotron.spectral import Filter, high_pass, muon, pion, polar_express
 
-LR, MOMENTUM, DECAY = 1e-4, 0.95, 0.01
+LR = 1e-4
+MOMENTUM = 0.95
+DECAY = 0.01
 MEMORY_SHARE = 0.5  # of the free GPU memory, for the states held at one time
 Build = Callable[[list[Tensor], list[Projection]], torch.optim.Optimizer]
 
@@ -57,8 +59,18 @@ def _ours(cls: type[Muon] | type[Pion], per_head: bool = False, **options: objec
         views: dict[str, list[Tensor]] = {}
         for p, shape in zip(params, shapes, strict=True):
             views.setdefault(shape.view(per_head), []).append(p)
+
         rule = "pion" if cls is Pion else "muon"
-        groups = [{"params": v, "view": k, "rule": rule, "name": k} for k, v in views.items()]
+        groups = [
+            {
+                "params": v,
+                "view": k,
+                "rule": rule,
+                "name": k,
+            }
+            for k, v in views.items()
+        ]
+
         return cls(groups, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, **options)  # type: ignore
 
     return build
@@ -66,11 +78,22 @@ def _ours(cls: type[Muon] | type[Pion], per_head: bool = False, **options: objec
 
 def _adamw_fused(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
     capturable = params[0].is_cuda  # so that a graph of it can be timed too
-    return torch.optim.AdamW(params, lr=LR, weight_decay=DECAY, fused=True, capturable=capturable)
+    return torch.optim.AdamW(
+        params,
+        lr=LR,
+        weight_decay=DECAY,
+        fused=True,
+        capturable=capturable,
+    )
 
 
 def _torch_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(params, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
+    return torch.optim.Muon(
+        params,
+        lr=LR,
+        weight_decay=DECAY,
+        momentum=MOMENTUM,
+    )
 
 
 def _muon_optimizer(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
@@ -85,7 +108,14 @@ def _pytorch_optimizer(method: Literal["newton_schulz", "gram_newton_schulz"]) -
         from pytorch_optimizer import Muon as KozistrMuon  # pyright: ignore[reportMissingImports]
 
         groups = [{"params": params, "use_muon": True}]
-        return KozistrMuon(groups, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, ns_method=method)
+
+        return KozistrMuon(
+            groups,
+            lr=LR,
+            weight_decay=DECAY,
+            momentum=MOMENTUM,
+            ns_method=method,
+        )
 
     return build
 
@@ -93,13 +123,20 @@ def _pytorch_optimizer(method: Literal["newton_schulz", "gram_newton_schulz"]) -
 def _dion_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
     from dion import Muon as DionMuon  # pyright: ignore[reportMissingImports]
 
-    return DionMuon(params, lr=LR, mu=MOMENTUM, weight_decay=DECAY, nesterov=True)
+    return DionMuon(
+        params,
+        lr=LR,
+        mu=MOMENTUM,
+        weight_decay=DECAY,
+        nesterov=True,
+    )
 
 
 def _gram_newton_schulz(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
     from gram_newton_schulz.muon import Muon as GramMuon  # pyright: ignore[reportMissingImports]
 
     kernels = find_spec("quack") is not None  # its CuTeDSL kernels are a package of their own
+
     return GramMuon(
         params,
         lr=LR,
@@ -121,7 +158,12 @@ PEERS = {
     "pion_per_head": Peer(_ours(Pion, per_head=True), filter=pion(), per_head=True),
     "muon_sgd": Peer(_ours(Muon, aux="sgd"), filter=muon(), aux="sgd"),
     "torch_muon": Peer(_torch_muon, filter=muon(), half=True),
-    "muon_optimizer": Peer(_muon_optimizer, package="muon", filter=muon(), half=True),
+    "muon_optimizer": Peer(
+        _muon_optimizer,
+        package="muon",
+        filter=muon(),
+        half=True,
+    ),
     "pytorch_optimizer": Peer(
         _pytorch_optimizer("newton_schulz"), package="pytorch_optimizer", filter=muon(), half=True
     ),
@@ -134,7 +176,12 @@ PEERS = {
     "gram_newton_schulz": Peer(
         _gram_newton_schulz, package="gram_newton_schulz", filter=muon(), half=True, cuda=True
     ),
-    "dion": Peer(_dion_muon, package="dion", half=True, cuda=True),
+    "dion": Peer(
+        _dion_muon,
+        package="dion",
+        half=True,
+        cuda=True,
+    ),
 }
 
 
@@ -144,7 +191,13 @@ def auxiliary(peer: Peer, embedding: nn.Parameter) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             [embedding], lr=LR, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY, fused=True
         )
-    return torch.optim.AdamW([embedding], lr=LR, weight_decay=DECAY, fused=True)
+
+    return torch.optim.AdamW(
+        [embedding],
+        lr=LR,
+        weight_decay=DECAY,
+        fused=True,
+    )
 
 
 class Built:
@@ -175,9 +228,11 @@ class Workbench:
         self.shapes = shapes
         self.device = device
         sizes = [(p.rows, p.cols) for p in shapes] + ([embedding] if embedding else [])
+
         params = [nn.Parameter(torch.randn(size, device=device) * 0.02) for size in sizes]
         for p in params:
             p.grad = torch.randn_like(p) * 1e-3
+
         self.matrices = params[: len(shapes)]
         self.embedding = params[-1] if embedding else None
 

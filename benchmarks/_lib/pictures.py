@@ -34,6 +34,7 @@ def shrink(source: Any, path: Path) -> None:
 
     with Image.open(source) as image:
         pixels = np.array(image.convert("RGB"))
+
     shape = pixels.shape[:2]
 
     colors, place, count = np.unique(

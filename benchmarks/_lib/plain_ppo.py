@@ -45,6 +45,7 @@ def make_plain_start(config: SnakeConfig) -> Callable[[Array], Runner]:
         params = init_policy(policy_key, config)
         games = jax.random.split(game_key, config.num_envs)
         env, observation = jax.vmap(SnakeEnv(config).reset)(games)
+
         return params, make_adam(config).init(params), env, observation, key
 
     return start
@@ -70,7 +71,14 @@ def update(runner: Runner, config: SnakeConfig) -> tuple[Runner, dict[str, Array
     """Play, estimate, learn."""
     params, opt_state, env, observation, key = runner
     key, play_key, learn_key = jax.random.split(key, 3)
-    env, observation, memory = rollout(params, env, observation, play_key, config)
+    env, observation, memory = rollout(
+        params,
+        env,
+        observation,
+        play_key,
+        config,
+    )
+
     _, last_value = apply_policy(params, observation, config)
     advantages = estimate(memory, last_value, config)
     batch = (memory, advantages, advantages + memory.value)
@@ -82,10 +90,12 @@ def update(runner: Runner, config: SnakeConfig) -> tuple[Runner, dict[str, Array
         parts = jax.tree.map(
             lambda x: x.reshape(config.num_minibatches, -1, *x.shape[1:]), shuffled
         )
+
         return jax.lax.scan(lambda c, part: minibatch(c, part, config), carry, parts)
 
     keys = jax.random.split(learn_key, config.update_epochs)
     (params, opt_state), losses = jax.lax.scan(epoch, (params, opt_state), keys)
+
     return (params, opt_state, env, observation, key), {**memory.info, "loss": losses}
 
 
@@ -101,12 +111,27 @@ def rollout(
         action = jax.random.categorical(key, logits)
         env, step = step_games(env, action)
         done = step.terminated | step.truncated
-        info = {"done": done, "fruit": step.fruit, "length": step.length}
-        memory = Memory(seen, action, pick(logits, action), value, step.reward, done, info)
+
+        info = {
+            "done": done,
+            "fruit": step.fruit,
+            "length": step.length,
+        }
+
+        memory = Memory(
+            seen,
+            action,
+            pick(logits, action),
+            value,
+            step.reward,
+            done,
+            info,
+        )
         return (env, step.observation), memory
 
     keys = jax.random.split(key, config.num_steps)
     (env, observation), memory = jax.lax.scan(act, (env, observation), keys)
+
     return env, observation, memory
 
 
@@ -118,11 +143,13 @@ def estimate(memory: Memory, last_value: Array, config: SnakeConfig) -> Array:
         goes_on = 1.0 - done
         delta = reward + config.gamma * following * goes_on - value
         advantage = delta + config.gamma * config.gae_lambda * goes_on * advantage
+
         return (advantage, value), advantage
 
     start = (jnp.zeros_like(last_value), last_value)
     steps = (memory.reward, memory.value, memory.done)
     _, advantages = jax.lax.scan(back, start, steps, reverse=True)
+
     return advantages
 
 
@@ -133,6 +160,7 @@ def minibatch(
     params, opt_state = carry
     loss, grads = jax.value_and_grad(loss_of)(params, part, config)
     updates, opt_state = make_adam(config).update(grads, opt_state, params)
+
     return (optax.apply_updates(params, updates), opt_state), loss
 
 
@@ -147,6 +175,7 @@ def loss_of(params: Any, part: tuple[Memory, Array, Array], config: SnakeConfig)
     probability = jax.nn.softmax(logits)
     entropy = -(probability * jax.nn.log_softmax(logits)).sum(-1).mean()
     error = 0.5 * jnp.square(value - targets).mean()
+
     return policy + config.vf_coef * error - config.ent_coef * entropy
 
 

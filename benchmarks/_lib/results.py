@@ -31,6 +31,7 @@ def write_json(value: Any, path: Path, indent: int | None = None) -> None:
         text = json.dumps(value, separators=(",", ":"))
     else:
         text = json.dumps(value, indent=indent) + "\n"
+
     write_text(text, path)
 
 
@@ -43,6 +44,7 @@ def write_result(result: dict[str, Any], path: Path) -> None:
             lines.append(f" {json.dumps(key)}: [\n  {items}\n ]")
         else:
             lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+
     write_text("{\n" + ",\n".join(lines) + "\n}\n", path)
 
 

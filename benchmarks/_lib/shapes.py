@@ -67,15 +67,18 @@ def _decoder(
     gated: bool = True,
 ) -> ModelShapes:
     """A decoder-only transformer; gated means gate and up projections beside down."""
-    q, kv = heads * head_dim, kv_heads * head_dim
+    q = heads * head_dim
+    kv = kv_heads * head_dim
     attention = (
         Projection(q, hidden, heads),
         Projection(kv, hidden, kv_heads),
         Projection(kv, hidden, kv_heads),
         Projection(hidden, q, heads, "cols"),
     )
+
     ups = (Projection(intermediate, hidden),) * (2 if gated else 1)
     layer = (*attention, *ups, Projection(hidden, intermediate))
+
     return ModelShapes(layers, layer, (vocabulary, hidden))
 
 

@@ -34,7 +34,8 @@ class SnakeGym(gymnasium.Env):
         self.observation_space = observation_space(config)
         self.action_space = spaces.Discrete(NUM_ACTIONS)
         game = SnakeEnv(config)
-        self._reset, self._step = jax.jit(game.reset), jax.jit(game.step)
+        self._reset = jax.jit(game.reset)
+        self._step = jax.jit(game.step)
         self._state: EnvState | None = None
 
     def reset(
@@ -44,6 +45,7 @@ class SnakeGym(gymnasium.Env):
         super().reset(seed=seed)
         key = jax.random.PRNGKey(int(self.np_random.integers(2**31)))
         self._state, observation = self._reset(key)
+
         return as_numpy(observation), {}
 
     def step(self, action: int) -> tuple[Seen, float, bool, bool, dict]:
@@ -51,6 +53,7 @@ class SnakeGym(gymnasium.Env):
         self._state, step = self._step(self._state, jnp.int32(action))
         ended = bool(step.terminated), bool(step.truncated)
         info = {"fruit": int(step.fruit)}
+
         return as_numpy(step.final_observation), float(step.reward), *ended, info
 
 
@@ -67,10 +70,12 @@ class SnakeVecEnv(VecEnv):
     """
 
     def __init__(self, config: SnakeConfig) -> None:
-        space, self.config = observation_space(config), config
+        space = observation_space(config)
+        self.config = config
         super().__init__(config.num_envs, space, spaces.Discrete(NUM_ACTIONS))
         game = SnakeEnv(config)
-        self._reset, self._step = jax.jit(jax.vmap(game.reset)), jax.jit(jax.vmap(game.step))
+        self._reset = jax.jit(jax.vmap(game.reset))
+        self._step = jax.jit(jax.vmap(game.step))
         self._state: EnvState | None = None
         self._actions = np.zeros(config.num_envs, np.int32)
         self._num_resets = 0
@@ -80,6 +85,7 @@ class SnakeVecEnv(VecEnv):
         key = jax.random.fold_in(jax.random.PRNGKey(self.config.seed), self._num_resets)
         self._num_resets += 1
         self._state, observation = self._reset(jax.random.split(key, self.num_envs))
+
         return as_numpy(observation)
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -92,6 +98,7 @@ class SnakeVecEnv(VecEnv):
         step: Step = jax.device_get(step)
         dones = np.asarray(step.terminated | step.truncated)
         infos: list[dict] = [{} for _ in range(self.num_envs)]
+
         final = as_numpy(step.final_observation)
         for k in np.flatnonzero(dones):
             infos[k] = {
@@ -99,6 +106,7 @@ class SnakeVecEnv(VecEnv):
                 "TimeLimit.truncated": bool(step.truncated[k]),
                 "episode": {"r": float(step.fruit[k]), "l": int(step.length[k])},
             }
+
         rewards = np.array(step.reward, np.float32)  # a copy: Stable-Baselines3 adds to it
         return as_numpy(step.observation), rewards, dones, infos
 

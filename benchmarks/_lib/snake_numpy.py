@@ -56,6 +56,7 @@ class SnakeNumpy(gymnasium.Env):
         super().reset(seed=seed)
         place = int(self.np_random.integers(self.config.num_cells))
         self.place(divmod(place, self.config.width))
+
         return self.observe(), {}
 
     def place(self, head: tuple[int, int], fruit: tuple[int, int] | None = None) -> None:
@@ -63,7 +64,8 @@ class SnakeNumpy(gymnasium.Env):
         self._head = head
         self._free_in[:] = 0
         self._free_in[head] = 1
-        self._length, self._steps = 1, 0
+        self._length = 1
+        self._steps = 0
         self.fruit = self._draw_fruit() if fruit is None else fruit
 
     def step(self, action: int) -> tuple[Seen, float, bool, bool, dict]:
@@ -71,16 +73,19 @@ class SnakeNumpy(gymnasium.Env):
         config = self.config
         self._steps += 1
         place = (self._head[0] + MOVES[action][0], self._head[1] + MOVES[action][1])
+
         eaten = died = False
         if self._is_legal(place):
             eaten = place == self.fruit
             self._move(place, eaten)
         else:
             died = True
+
         full = self._length == config.num_cells
         reward = config.apple_reward * eaten + config.death_penalty * died + config.step_penalty
         ended = died or full
         cut = not ended and self._steps >= config.time_limit
+
         return self.observe(), float(reward), ended, cut, {"fruit": self._length - 1}
 
     def observe(self) -> Seen:
@@ -96,6 +101,7 @@ class SnakeNumpy(gymnasium.Env):
         row, column = self._head
         legal = [self._is_legal((row + down, column + right)) for down, right in MOVES]
         cells = board.reshape(self.config.num_cells, NUM_FEATURES)
+
         return {"cells": cells, "mask": np.array(legal, np.float32)}
 
     def _move(self, place: tuple[int, int], eaten: bool) -> None:
@@ -104,6 +110,7 @@ class SnakeNumpy(gymnasium.Env):
             self._length += 1
         else:
             np.maximum(self._free_in - 1, 0, out=self._free_in)
+
         self._free_in[place] = self._length
         if eaten and self._length < self.config.num_cells:
             self.fruit = self._draw_fruit()

@@ -43,7 +43,8 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, X: Tensor, tokens: Tensor | None = None) -> Tensor:
         """[B, T, d] -> [B, T, d]; X looks at itself, or at `tokens`."""
@@ -53,8 +54,10 @@ class Block(nn.Module):
             layer(Z).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for layer, Z in ((self.query, Y), (self.key, seen), (self.value, seen))
         ]
+
         Y = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
         X = X + self.out(Y)
+
         return X + self.down(F.gelu(self.up(self.mlp_norm(X)), approximate="tanh"))
 
 
@@ -83,15 +86,19 @@ class SnakeNetwork(nn.Module):
         X = self.input(cells) + places.flatten(0, 1)
         for layer in self.layers[: self.over_all]:
             X = layer(X)
+
         head = torch.einsum("bt,btd->bd", cells[..., HEAD], X)[:, None]
         for layer in self.layers[self.over_all :]:
             head = layer(head, X)
+
         read = torch.cat([self.final_norm(head)[:, 0], self.final_norm(X).mean(1)], dim=-1)
         features = F.gelu(self.trunk(read), approximate="tanh")
+
         logits = self.actor(features)
         if self.masked:
             legal = mask.bool()
             logits = logits.masked_fill(~legal & legal.any(-1, keepdim=True), -1e9)
+
         return logits, self.critic(features)
 
     def load_jax(self, params: dict[str, Any]) -> None:
@@ -103,12 +110,14 @@ class SnakeNetwork(nn.Module):
         }
         for name in ("input", "trunk", "actor", "critic"):
             state |= _linear(name, params[name])
+
         for k in range(len(self.layers)):
             for name, part in params["layers"].items():
                 if "scale" in part:
                     state[f"layers.{k}.{name}.weight"] = part["scale"][k]
                 else:
                     state |= _linear(f"layers.{k}.{name}", {key: x[k] for key, x in part.items()})
+
         self.load_state_dict({name: _tensor(x) for name, x in state.items()})
 
 
@@ -126,6 +135,7 @@ class SnakePolicy(ActorCriticPolicy):
                 gain = 0.01 if name == "actor" else 1.0
                 nn.init.normal_(module.weight, std=gain / math.sqrt(module.in_features))
                 nn.init.zeros_(module.bias)
+
         make: Any = self.optimizer_class
         rate = lr_schedule(1)
         self.optimizer = make(self.network.parameters(), lr=rate, **self.optimizer_kwargs)
@@ -171,6 +181,7 @@ def make_sb3(
     """
     if config.use_cnn or config.dropout or config.kl_coef:
         raise ValueError("the Stable-Baselines3 peer has neither convolution, dropout nor kl_coef")
+
     return PPO(
         SnakePolicy,
         make_games(config, games),
@@ -194,9 +205,11 @@ def make_games(config: SnakeConfig, games: Literal["batched", "in_turn", "proces
     """The games of a config, in the three forms that Stable-Baselines3 can be given."""
     if games == "batched":
         return SnakeVecEnv(config)
+
     makers: list[Callable[[], Env]] = [partial(SnakeNumpy, config)] * config.num_envs
     if games == "in_turn":
         return VecMonitor(DummyVecEnv(makers))
+
     # Spawned, since JAX and CUDA do not survive a fork.
     return VecMonitor(SubprocVecEnv(makers, start_method="spawn"))
 

@@ -20,8 +20,16 @@ from mesotron.spectral import high_pass, muon, pion
 
 CPU = torch.device("cpu")
 # Parameters of the hidden matrices by the models' public configs, in millions.
-MILLIONS = {"gpt_30m": 25.2, "gpt2_124m": 84.9, "smollm2_135m": 106.2}
-MILLIONS |= {"qwen2_5_0_5b": 357.8, "qwen3_1_7b": 1409.3, "llama3_8b": 6979.3}
+MILLIONS = {
+    "gpt_30m": 25.2,
+    "gpt2_124m": 84.9,
+    "smollm2_135m": 106.2,
+}
+MILLIONS |= {
+    "qwen2_5_0_5b": 357.8,
+    "qwen3_1_7b": 1409.3,
+    "llama3_8b": 6979.3,
+}
 
 
 @pytest.mark.parametrize("model", MILLIONS)
@@ -30,6 +38,7 @@ def test_shapes_add_up_to_the_model(model):
     total = sum(p.rows * p.cols for p in shape.matrices())
     assert total / 1e6 == pytest.approx(MILLIONS[model], abs=0.05)
     assert shape.layers_within(1.0) == 1
+
     for p in shape.layer:
         length = p.cols if p.axis == "cols" else p.rows
         assert p.heads == 0 or length % p.heads == 0
@@ -40,6 +49,7 @@ def test_floor_is_the_products_of_the_plain_iteration():
     step = bare_products(shapes, torch.float32, CPU)
     with FlopCounterMode(display=False) as counted:
         step()
+
     assert counted.get_total_flops() == sum(p.plain_flops for p in shapes)
 
 
@@ -47,6 +57,7 @@ def test_repeats_are_interleaved_after_warm_up():
     calls = []
     steps = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     times = interleave(steps, 2, CPU, lambda text: None)
+
     assert calls == ["a", "b"] * 3
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 
@@ -57,11 +68,14 @@ def test_state_bytes_and_auxiliary_optimizer():
         built = bench.build(PEERS[name])
         built.step()
         per_parameter = state_bytes(*built.optimizers) / bench.num_parameters
+
         assert per_parameter == pytest.approx(expected, abs=0.05)  # AdamW has a step counter
+
     bench = Workbench([Projection(24, 16)], (40, 16), CPU)
     before = bench.embedding.detach().clone()
     built = bench.build(PEERS["muon_sgd"])
     built.step()
+
     assert isinstance(built.optimizers[1], torch.optim.SGD)
     assert not torch.equal(before, bench.embedding)
 
@@ -81,6 +95,7 @@ def test_exact_update_matches_the_filter_in_float64(filter, kind):
     exact = accuracy.exact_update(G, filter)
     filtered = apply_filter(G.clone()[None], filter).X[0]
     plain = accuracy.plain_update(G, filter, torch.float64)
+
     assert accuracy.relative_error(filtered, exact, 1.0) < 1e-6
     assert accuracy.relative_error(plain, exact, 1.0) < 1e-10
     assert accuracy.relative_error(3 * exact, exact, None) < 1e-12
@@ -90,6 +105,7 @@ def test_exact_update_matches_the_filter_in_float64(filter, kind):
 def test_our_steps_are_as_exact_as_claimed():
     rows = accuracy.measure(["muon", "polar_express", "pion", "pion_noise"], CPU)
     assert len(rows) == 4 * len(accuracy.CPU_SHAPES)
+
     for row in rows:
         assert row["plain_error"] < 1e-5
         assert row["error"] < 1e-2, row  # below the plain bfloat16 iteration's
@@ -106,10 +122,12 @@ def test_every_peer_steps_downhill(name):
 def test_collectors_are_replaced_and_restored():
     bench = Workbench([Projection(24, 16)], None, CPU)
     built = bench.build(PEERS["muon"])
+
     optimizer = built.optimizers[0]
     with replaced_collectors(lambda method: lambda *values: None):
         built.step()
         assert "whole/update_rms" not in optimizer.stats()
+
     built.step()
     assert 0 < optimizer.stats()["whole/update_rms"] < 2 * LR * step_scale("rms", 24, 16)
     assert 0 < statistics_share(built.step, bench.shapes, 3, CPU) < 1

@@ -7,7 +7,11 @@ from PIL import Image
 from benchmarks._lib.pictures import COLORS, shrink
 from benchmarks._lib.results import beside, read_json, write_json, write_result
 
-RESULT = {"seeds": [1, 2], "runs": [{"loss": 0.1}, {"loss": None}], "name": "täglich"}
+RESULT = {
+    "seeds": [1, 2],
+    "runs": [{"loss": 0.1}, {"loss": None}],
+    "name": "täglich",
+}
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.json.gz"])
@@ -24,6 +28,7 @@ def test_the_same_result_gives_the_same_bytes(tmp_path):
     second = tmp_path / "second.json.gz"
     write_json(RESULT, first)
     write_json(RESULT, second)
+
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes()[:2] == b"\x1f\x8b"  # gzip's mark
 
@@ -46,5 +51,6 @@ def test_a_shrunk_picture_keeps_its_frequent_colors(tmp_path):
     with Image.open(tmp_path / "small.png") as image:
         assert image.mode == "P"
         small = np.array(image.convert("RGB"))
+
     assert len(np.unique(small.reshape(-1, 3), axis=0)) <= COLORS
     assert (small[8:] == pixels[8:]).all()

@@ -41,12 +41,14 @@ def seconds(step: Step, device: torch.device) -> float:
         start = clock()
         step()
         return clock() - start
+
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     first.record()
     step()
     last.record()
     torch.cuda.synchronize(device)
+
     return first.elapsed_time(last) / 1e3
 
 
@@ -58,11 +60,13 @@ def interleave(
         say(f"{name}: warm-up")
         for _ in range(3 if device.type == "cuda" else 1):
             step()
+
     times: dict[str, list[float]] = {name: [] for name in steps}
     for repeat in range(repeats):
         for name, step in steps.items():
             say(f"{name}: {repeat + 1} of {repeats}")
             times[name].append(seconds(step, device))
+
     return times
 
 
@@ -75,7 +79,17 @@ def bare_products(shapes: list[Projection], dtype: torch.dtype, device: torch.de
     work: list[tuple[Tensor, ...]] = []
     for (m, n), count in Counter(shape.wide for shape in shapes).items():
         X = torch.randn(count, m, n, device=device).div_(n**0.5).to(dtype)
-        A, S = (torch.empty(count, m, m, device=device, dtype=dtype) for _ in range(2))
+        A, S = (
+            torch.empty(
+                count,
+                m,
+                m,
+                device=device,
+                dtype=dtype,
+            )
+            for _ in range(2)
+        )
+
         work.append((X, A, S, torch.empty_like(X)))
 
     def run() -> None:
@@ -96,6 +110,7 @@ def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
         product = partial(torch.mm, X, Y, out=torch.empty_like(X))
         times = [seconds(product, device) for _ in range(9)]
         best = max(best, 2 * size**3 / median(times[2:]))
+
     return best
 
 
@@ -114,12 +129,16 @@ def peak_extra_bytes(step: Step, device: torch.device) -> int:
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
+
     assert recorded.profiler is not None
     assert recorded.profiler.kineto_results is not None
+
     events: list[Any] = list(recorded.profiler.kineto_results.events())
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+
     return max(accumulate((change for _, change in changes), initial=0))
 
 
@@ -128,10 +147,12 @@ def count_launches(step: Step, device: torch.device) -> int | None:
     profiler is not allowed to see them."""
     if device.type != "cuda":
         return None
+
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
         step()
         torch.cuda.synchronize(device)
+
     events = recorded.events() or []
     return sum(event.device_type.name == "CUDA" for event in events) or None
 
@@ -140,18 +161,22 @@ def captured_seconds(step: Step, repeats: int, device: torch.device) -> float | 
     """Median time of the step replayed as a CUDA graph; the reason, if it cannot be captured."""
     if device.type != "cuda":
         return None
+
     graph = torch.cuda.CUDAGraph()
     try:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
+
         with torch.cuda.stream(side):
             step()
+
         torch.cuda.current_stream(device).wait_stream(side)
         with torch.cuda.graph(graph):
             step()
     except RuntimeError as error:
         torch.cuda.synchronize(device)
         return str(error).splitlines()[0]
+
     graph.replay()
     return median(seconds(graph.replay, device) for _ in range(max(5, repeats)))
 
@@ -185,6 +210,7 @@ def statistics_share(
     sums = filter_sums(shapes, device)
     pairs = [(*measure(step, device), seconds(sums, device)) for _ in range(repeats)]
     whole, collectors, reductions = (median(column) for column in zip(*pairs, strict=True))
+
     return (collectors + reductions) / whole
 
 
@@ -199,6 +225,7 @@ def _inside(step: Step, device: torch.device) -> tuple[float, float]:
             depth += 1
             time = seconds(lambda: method(*values), device)
             depth -= 1
+
             if depth == 0:  # a collector may call another
                 spent.append(time)
 
@@ -206,6 +233,7 @@ def _inside(step: Step, device: torch.device) -> tuple[float, float]:
 
     with replaced_collectors(timed):
         whole = seconds(step, device)
+
     return whole, sum(spent)
 
 

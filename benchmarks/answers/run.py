@@ -50,6 +50,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
         kind = list(KINDS)[k % len(KINDS)]
         gold, equal, unequal = KINDS[kind](rng)
         cases.setdefault(gold, Case(kind, gold, tuple(equal), tuple(unequal)))
+
     return list(cases.values())
 
 
@@ -57,9 +58,11 @@ Made = tuple[str, list[str], list[str]]
 
 
 def fraction(rng: random.Random) -> Made:
-    a, b = rng.randint(1, 60), rng.choice([3, 7, 11, 13, 17, 19, 23])
+    a = rng.randint(1, 60)
+    b = rng.choice([3, 7, 11, 13, 17, 19, 23])
     a += a % b == 0
     sign = rng.choice(["", "-"])
+
     equal = [
         rf"{sign}\dfrac{{{a}}}{{{b}}}",
         f"{sign}{a}/{b}",
@@ -83,10 +86,12 @@ def thousands(rng: random.Random) -> Made:
 def interval(rng: random.Random) -> Made:
     a = rng.randint(-30, 20)
     b = a + rng.randint(1, 20)
-    left, right = rng.choice("(["), rng.choice(")]")
+    left = rng.choice("([")
+    right = rng.choice(")]")
     other = {"(": "[", "[": "(", ")": "]", "]": ")"}
     equal = [f"{left}{a}, {b}{right}", rf"\left{left} {a}, {b} \right{right}"]
     unequal = [f"{other[left]}{a},{b}{right}", f"{left}{a},{b + 1}{right}", str(a), str(b)]
+
     return f"{left}{a},{b}{right}", equal, unequal
 
 
@@ -95,6 +100,7 @@ def union(rng: random.Random) -> Made:
     b = a + rng.randint(1, 30)
     equal = [rf"\left(-\infty, {a}\right) \cup \left({b}, \infty\right)"]
     unequal = [rf"(-\infty,{b})\cup({b + 1},\infty)", rf"(-\infty,{a}]\cup[{b},\infty)", str(a)]
+
     return rf"(-\infty,{a})\cup({b},\infty)", equal, unequal
 
 
@@ -124,6 +130,7 @@ def units(rng: random.Random) -> Made:
     gold = rf"{n}\text{{ {short}}}{sup}"
     equal = [str(n), rf"{n}\text{{ {word}{long}}}", rf"{n}\,\mathrm{{{short}}}{sup}"]
     unequal = [rf"{n + 1}\text{{ {short}}}{sup}", rf"{n}\text{{ kg}}", str(n * 10)]
+
     return gold, equal, unequal
 
 
@@ -131,6 +138,7 @@ def text(rng: random.Random) -> Made:
     names = ["Evelyn", "Tuesday", "ellipse", "even", "undefined", "Friday", "hyperbola", "Briana"]
     first, other = rng.sample(names, 2)
     second = rng.choice(["", " and Karl", " or circle", " point"])
+
     equal = [
         first + second,
         rf"\text{{{(first + second).lower()}}}",
@@ -152,8 +160,10 @@ def degrees(rng: random.Random) -> Made:
 
 
 def radical(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 30), rng.choice([2, 3, 5, 6, 7, 10, 11, 13])
+    a = rng.randint(2, 30)
+    b = rng.choice([2, 3, 5, 6, 7, 10, 11, 13])
     equal = [rf"{a} \sqrt{{{b}}}", rf"\sqrt{{{a * a * b}}}", rf"{a}\cdot\sqrt{{{b}}}"]
+
     return rf"{a}\sqrt{{{b}}}", equal, [str(a), str(b), rf"{a}\sqrt{{{b + 1}}}", f"{a}{b}"]
 
 
@@ -166,11 +176,13 @@ def base(rng: random.Random) -> Made:
     b = rng.randint(5, 9)
     n = "".join(str(rng.randint(1, b - 1)) for _ in range(rng.randint(3, 5)))
     other = n[:-1] + str((int(n[-1]) + 1) % b)
+
     return f"{n}_{b}", [f"{n}_{{{b}}}"], [f"{other}_{b}", f"{n}_{b + 1}", str(b)]
 
 
 def equation(rng: random.Random) -> Made:
-    n, name = rng.randint(-50, 99), rng.choice("xykn")
+    n = rng.randint(-50, 99)
+    name = rng.choice("xykn")
     return f"{name}={n}", [f"{name} = {n}", str(n)], [f"{name}={n + 1}", str(n + 1), name]
 
 
@@ -181,27 +193,32 @@ def choice(rng: random.Random) -> Made:
 
 
 def clock(rng: random.Random) -> Made:
-    h, m = rng.randint(1, 12), rng.randint(0, 59)
+    h = rng.randint(1, 12)
+    m = rng.randint(0, 59)
     if rng.random() < 0.5:
         return (
             f"{h}:{m:02d}",
             [f"{h} : {m:02d}", rf"{h}\!:\!{m:02d}"],
             [f"{h}", f"{h}:{(m + 1) % 60:02d}"],
         )
+
     gold = rf"{h}:{m:02d}\text{{ p.m.}}"
     return gold, [rf"{h}\!:\!{m:02d} \text{{ p.m.}}"], [rf"{h}:{m:02d}\text{{ a.m.}}", str(h)]
 
 
 def money(rng: random.Random) -> Made:
-    n, cents = rng.randint(1, 9999), rng.choice(["", ".50", ".25"])
+    n = rng.randint(1, 9999)
+    cents = rng.choice(["", ".50", ".25"])
     plain = f"{n}{cents}"
     equal = [f"${plain}", plain, f"{plain}$", f"{plain}€", rf"{plain}\text{{ dollars}}"]
+
     return rf"\${plain}", equal, [f"${n + 1}{cents}", f"{plain}1", rf"\${n}0{cents}"]
 
 
 def algebra(rng: random.Random) -> Made:
     a, b, c = (rng.randint(2, 15) for _ in range(3))
     equal = [f"{c} + {b}x + {a}x^2", f"{a}x^{{2}}+{b}x+{c}"]
+
     return (
         f"{a}x^2 + {b}x + {c}",
         equal,
@@ -210,10 +227,13 @@ def algebra(rng: random.Random) -> Made:
 
 
 def unfinished(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 90), rng.randint(2, 90)
+    a = rng.randint(2, 90)
+    b = rng.randint(2, 90)
+
     unequal = [f"{a} + {b}", rf"{a + b - 1} + 1", f"{a}, {a + b}", f"{a + b} or {a + b + 1}"]
     if a + b in (6, 24, 120):
         unequal.append({6: "3!", 24: "4!", 120: "5!"}[a + b])
+
     wrapped = [rf"\underline{{{a + b}}}", rf"\mathbf{{{a + b}}}", f"{a} + {b} = {a + b}"]
     return str(a + b), wrapped, unequal
 
@@ -221,16 +241,35 @@ def unfinished(rng: random.Random) -> Made:
 KINDS: dict[str, Callable[[random.Random], Made]] = {
     made.__name__: made
     for made in (
-        fraction, decimal, thousands, interval, union, matrix, point, units, text, members, degrees,
-        radical, percent, base, equation, choice, clock, money, algebra, unfinished,
+        fraction,
+        decimal,
+        thousands,
+        interval,
+        union,
+        matrix,
+        point,
+        units,
+        text,
+        members,
+        degrees,
+        radical,
+        percent,
+        base,
+        equation,
+        choice,
+        clock,
+        money,
+        algebra,
+        unfinished,
     )
-}  # fmt: skip
+}
 
 
 def changed_digit(gold: str, rng: random.Random) -> str | None:
     spots = [m.start() for m in re.finditer(r"[0-9]", gold)]
     if not spots:
         return None
+
     spot = rng.choice(spots)
     return gold[:spot] + rng.choice(sorted(set("123456789") - {gold[spot]})) + gold[spot + 1 :]
 
@@ -259,23 +298,54 @@ class Readers:
         wrong = [(a, g) for a, g, v in zip(answers, golds, verdicts, strict=True) if v != right]
         self.wrong[name] = wrong
         print(f"{name:<58} {len(verdicts) - len(wrong):>6} of {len(verdicts)}")
+
         for answer, gold in wrong[: self.show]:
             print(f"    answer {answer!r} gold {gold!r}")
+
         return {"right": len(verdicts) - len(wrong), "of": len(verdicts)}
 
     def measure(
         self, positives: list[tuple[str, str]], negatives: list[tuple[str, str]]
     ) -> dict[str, dict[str, int]]:
         answers, golds = map(list, zip(*positives, strict=True))
-        found = {"strict": self.count("strict", self.boxed(answers, golds), answers, golds, True)}
+        found = {
+            "strict": self.count(
+                "strict",
+                self.boxed(answers, golds),
+                answers,
+                golds,
+                True,
+            )
+        }
         for template in TEMPLATES:
             verdicts = self.sentence(template, answers, golds)
-            found[template] = self.count(template, verdicts, answers, golds, True)
+            found[template] = self.count(
+                template,
+                verdicts,
+                answers,
+                golds,
+                True,
+            )
+
         answers, golds = map(list, zip(*negatives, strict=True))
         name = "strict, unequal"
-        found[name] = self.count(name, self.boxed(answers, golds), answers, golds, False)
+        found[name] = self.count(
+            name,
+            self.boxed(answers, golds),
+            answers,
+            golds,
+            False,
+        )
+
         verdicts = self.sentence(TEMPLATES[0], answers, golds)
-        found["lenient, unequal"] = self.count("lenient, unequal", verdicts, answers, golds, False)
+        found["lenient, unequal"] = self.count(
+            "lenient, unequal",
+            verdicts,
+            answers,
+            golds,
+            False,
+        )
+
         return found
 
 
@@ -299,22 +369,48 @@ def labelled(readers: Readers, path: Path) -> dict[str, int]:
             counts["solutions"] += 1
             counts["strict_wrong"] += facts.correct != one["is_correct"]
             counts["lenient_wrong"] += lenient != one["is_correct"]
+
     print(f"{path.name}: {dict(counts)}")
     return dict(counts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2000, help="generated golds")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=2000,
+        help="generated golds",
+    )
+
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--golds", type=Path, nargs="*", default=[])
-    parser.add_argument("--solutions", type=Path, nargs="*", default=[])
-    parser.add_argument("--show", type=int, default=5, help="wrong verdicts to print of each kind")
+    parser.add_argument(
+        "--golds",
+        type=Path,
+        nargs="*",
+        default=[],
+    )
+
+    parser.add_argument(
+        "--solutions",
+        type=Path,
+        nargs="*",
+        default=[],
+    )
+
+    parser.add_argument(
+        "--show",
+        type=int,
+        default=5,
+        help="wrong verdicts to print of each kind",
+    )
+
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     result: dict[str, object] = {}
     start = time.process_time()
+
     with Verifier() as verifier:
         readers = Readers(Judge(FORMATS["boxed"], verifier), options.show)
         cases = make_cases(options.count, options.seed)
@@ -322,13 +418,16 @@ def main() -> None:
         negatives = [(answer, c.gold) for c in cases for answer in c.unequal]
         print(f"generated: {len(cases)} golds")
         result["generated"] = readers.measure(positives, negatives)
+
         for path in options.golds:
             golds = list(read_golds(path))
             print(f"{path.name}: {len(golds)} golds")
             changed = [(c, g) for g in golds if (c := changed_digit(g, rng))]
             result[path.stem] = readers.measure([(g, g) for g in golds], changed)
+
         for path in options.solutions:
             result[path.stem] = labelled(readers, path)
+
     print(f"{time.process_time() - start:.0f} s of CPU time without the workers'")
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -18,6 +18,7 @@ def test_every_pair_of_rewards_has_the_same_flags_and_seeds():
         made = {(name, seed): flags for name, seed, flags in cells(given)}
         assert (len(made), len({seed for _, seed in made})) == (count, seeds)
         assert {name.split()[0] for name, _ in made} == set(RATES)
+
         for (name, seed), flags in made.items():
             other = made[name.replace("sparse", "two_part"), seed]
             assert other == ["two_part" if word == "sparse" else word for word in flags]
@@ -38,8 +39,18 @@ def test_a_rate_is_safe_below_the_first_collapse(capsys):
         "muon 1": 0.7,
         "pion 1": 1,
     }
-    runs = [{"name": name, "seed": 200, "accuracy": end, "mean": 0.5, "curve": [[0, 0.3], [9, end]]}
-            for name, end in ends.items()]  # fmt: skip
+
+    runs = [
+        {
+            "name": name,
+            "seed": 200,
+            "accuracy": end,
+            "mean": 0.5,
+            "curve": [[0, 0.3], [9, end]],
+        }
+        for name, end in ends.items()
+    ]
+
     assert [run["name"] for run in runs if collapsed(run)] == ["adamw 4"]
     print_rates(runs)
     assert "adamw: best 2, highest safe 2, margin 1" in capsys.readouterr().out

@@ -25,18 +25,39 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[11, 12, 13, 14, 15],
+    )
+
     parser.add_argument("--runs", type=Path, default=Path("runs/default_run"))
     parser.add_argument("--recipe", default="arith")
     parser.add_argument("--guard", default="warn")
-    parser.add_argument("--workers", type=int, default=1, help="runs at once")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of mesotron train")
+
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="runs at once",
+    )
+
+    parser.add_argument(
+        "--flags",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="of mesotron train",
+    )
+
     given = parser.parse_args()
     folder = given.runs / f"{given.recipe}-{given.guard}"
     with ThreadPoolExecutor(given.workers) as pool:
         rows = list(pool.map(lambda seed: train(seed, folder, given), given.seeds))
+
     for row in rows:
         print(json.dumps({key: value for key, value in row.items() if key != "curves"}))
+
     if not given.flags:
         name = "result" if given.recipe == "arith" else f"{given.recipe}_{given.guard}"
         write_json(rows, HERE / f"{name}.json.gz")
@@ -53,24 +74,29 @@ def train(seed: int, folder: Path, given: argparse.Namespace) -> dict:
         _, status, used = os.wait4(child.pid, 0)
         if status:
             raise RuntimeError(f"{path}: mesotron train failed")
+
         seconds = {"wall": time.monotonic() - began, "processor": used.ru_utime + used.ru_stime}
         (path / "seconds.json").write_text(json.dumps(seconds))
+
     return collect(path)
 
 
 def collect(path: Path) -> dict:
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     names = ("problems", "before", "after", "gain", "lenient", "gained", "lost")
+
     made = {"seed": int(path.name), "steps": len({row["step"] for row in rows})}
     if (path / "result.json").exists():
         result = json.loads((path / "result.json").read_text())
         made |= {key: result[key] for key in names}
+
     events = path / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
     kept = ("kind", "step", "detector", "severity", "action", "checkpoint", "began", "changes")
     made["events"] = [{k: v for k, v in json.loads(line).items() if k in kept} for line in lines]
     made["seconds"] = json.loads((path / "seconds.json").read_text())
     made["curves"] = {name: [[row["step"], row[name]] for row in rows] for name in CURVES}
+
     return made
 
 
@@ -81,6 +107,7 @@ def draw(result: list[dict], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.2), constrained_layout=True)
+
     titles = {
         "facts/correct": "right and in the format",
         "facts/formatted": "in the format",
@@ -90,8 +117,15 @@ def draw(result: list[dict], file: Path) -> None:
         for row in result:
             steps, curve = zip(*row["curves"][name])
             axis.plot(steps, curve, label=f"seed {row['seed']}", linewidth=1)
-        axis.set(title=f"{title}, sampled", xlabel="step", ylim=(0, 1.02))
+
+        axis.set(
+            title=f"{title}, sampled",
+            xlabel="step",
+            ylim=(0, 1.02),
+        )
+
         axis.grid(alpha=0.3)
+
     axes[0].legend()
     save_picture(figure, file, dpi=110)
     pyplot.close(figure)

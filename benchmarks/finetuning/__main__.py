@@ -31,6 +31,7 @@ from benchmarks.smollm2.study import describe_machine
 def main() -> None:
     given = read_arguments()
     began = time.time()
+
     for folder in (given.state, given.out):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -39,10 +40,12 @@ def main() -> None:
 
     given.folder = str(model_folder(given))
     path = given.out / "results.json"
+
     done: dict[str, Cell] = {}
     for file in (*given.cells, path):
         if file.exists():
             done |= {key_of(cell): cell for cell in read_json(file)["cells"]}
+
     failed: dict[str, str] = {}
 
     def following(busy: set[str]) -> Cell | None:
@@ -57,14 +60,18 @@ def main() -> None:
             done[key] = cell
             words = [f"{name} {cell[name]:.4f}" for name in ("loss", "accuracy", "forgetting")]
             say(f"{key}: {', '.join(words)}")
+
         write()
 
     def write() -> None:
         record: dict[str, Any] = {
             "settings": {k: str(v) for k, v in vars(given).items()},
-            "machine": describe_machine(given.device), "cells": list(done.values()),
-            "failed": failed, "seconds": time.time() - began,
-        }  # fmt: skip
+            "machine": describe_machine(given.device),
+            "cells": list(done.values()),
+            "failed": failed,
+            "seconds": time.time() - began,
+        }
+
         write_json(record, path)
 
     say(f"{given.folder}; {len(done)} cells are there already")
@@ -73,10 +80,17 @@ def main() -> None:
         side_by_side = mps(given.state, say) if shares else nullcontext()
         with side_by_side, (given.state / "workers.log").open("ab") as log:
             work_through(
-                "benchmarks.finetuning.cells:run_cell", vars(given), following, take, key_of,
-                num_workers=given.workers, deadline=began + 60 * given.minutes, grace=GRACE,
-                threads=given.threads, log=log,
-            )  # fmt: skip
+                "benchmarks.finetuning.cells:run_cell",
+                vars(given),
+                following,
+                take,
+                key_of,
+                num_workers=given.workers,
+                deadline=began + 60 * given.minutes,
+                grace=GRACE,
+                threads=given.threads,
+                log=log,
+            )
     finally:
         write()
         left = sum(key_of(cell) not in done for cell in plan(given, done))
@@ -88,19 +102,69 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, default=Path("/tmp/finetuning"))
-    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["rates", "supervised"])
+
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="results to go on from",
+    )
+
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=["rates", "supervised"],
+    )
+
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of each worker",
+    )
+
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--first", type=int, default=0, help="rates are 1e-5 * 2^k, from this k")
-    parser.add_argument("--last", type=int, default=10, help="to this one")
-    parser.add_argument("--only", nargs="*", default=[], help="some rules of the part rates")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        default=[4, 16, 64],
+    )
+
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="rates are 1e-5 * 2^k, from this k",
+    )
+
+    parser.add_argument(
+        "--last",
+        type=int,
+        default=10,
+        help="to this one",
+    )
+
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        help="some rules of the part rates",
+    )
+
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--held-out", type=int, default=256, help="problems of an evaluation")
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=256,
+        help="problems of an evaluation",
+    )
+
     return parser.parse_args()
 
 

@@ -34,6 +34,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 
     torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
+
     try:
         return supervised_cell(cell, given, deadline)
     finally:
@@ -49,8 +50,10 @@ def options_of(cell: Cell) -> tuple[str, dict[str, Any]]:
         options["fused"] = False  # kernels that would compile longer than a cell runs
         options |= {"leash": leash} if leash else {}
         options |= {"lora": lora} if lora else {}
+
     if optim == "pion":
         options["cutoff"] = "aligned"
+
     return optim, options
 
 
@@ -65,13 +68,19 @@ class Base:
         from mesotron.rlvr.models import load_model
         from mesotron.rlvr.tasks.load import load_task
 
-        self.given, self.device = given, torch.device(given.device)
+        self.given = given
+        self.device = torch.device(given.device)
         config = ModelConfig(name=given.folder, dtype="float32")
         self.model, self.tokenizer = load_model(config, self.device)
+
         self.task_config = TaskConfig(
-            name="arith", levels=LEVELS, num_train=20_000, num_eval=given.held_out,
+            name="arith",
+            levels=LEVELS,
+            num_train=20_000,
+            num_eval=given.held_out,
             format="boxed" if given.folder == "tiny" else "answer",
-        )  # fmt: skip
+        )
+
         self.task = load_task(self.task_config)
         self.read: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self.blocks = text_blocks(self.tokenizer, read_text())
@@ -86,14 +95,17 @@ class Base:
         from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
 
         made = []
+
         order = list(order)
         for first in range(0, len(order), size):
             some = [problems[k] for k in order[first : first + size]]
             prompts = render_prompts(some, self.task_config, self.tokenizer, self.task.examples)
             solved = [solved_text(problem, self.task.format) for problem in some]
             pairs = demonstrate(list(zip(prompts, solved, strict=True)), self.tokenizer)
-            long, pad = max(sum(map(len, pair)) for pair in pairs), self.tokenizer.pad_token_id
+            long = max(sum(map(len, pair)) for pair in pairs)
+            pad = self.tokenizer.pad_token_id
             names = ("input_ids", "attention_mask", "at", "targets", "problem")
+
             rows: dict[str, list] = {name: [] for name in names}
             for k, (prompt, completion) in enumerate(pairs):
                 used = len(prompt) + len(completion)
@@ -103,7 +115,9 @@ class Base:
                 rows["at"] += range(first, first + len(completion))
                 rows["targets"] += completion
                 rows["problem"] += [k] * len(completion)
+
             made.append({k: torch.tensor(v, device=self.device) for k, v in rows.items()})
+
         return made
 
     def lessons(self, seed: int, steps: int) -> list[dict[str, Any]]:
@@ -113,6 +127,7 @@ class Base:
             random.Random(f"finetuning {seed}").shuffle(order)
             size = self.given.batch
             self.read[seed, steps] = self.batches(self.task.train, size, order[: size * steps])
+
         return self.read[seed, steps]
 
     def measure(self, model: Any) -> dict[str, float]:
@@ -127,7 +142,8 @@ class Base:
             for batch in self.held_out:
                 logp = self.logits(model, batch).float().log_softmax(-1)
                 start = self.logits(self.model, batch).float().log_softmax(-1)
-                targets, size = batch["targets"], len(batch["input_ids"])
+                targets = batch["targets"]
+                size = len(batch["input_ids"])
                 total -= logp.gather(1, targets[:, None]).sum().item()
                 wrong = (logp.argmax(-1) != targets).float()
                 missed = torch.zeros(size, device=wrong.device).index_add(
@@ -137,16 +153,22 @@ class Base:
                 kl += (start.exp() * (start - logp)).sum().item()
                 tokens += len(targets)
                 problems += size
+
             nll = text_nll(model, self.blocks)
+
         return {
-            "loss": total / tokens, "accuracy": right / problems, "kl": kl / tokens, "nll": nll,
-        }  # fmt: skip
+            "loss": total / tokens,
+            "accuracy": right / problems,
+            "kl": kl / tokens,
+            "nll": nll,
+        }
 
     def logits(self, model: Any, batch: dict[str, Any]) -> Any:
         """Of the tokens of the completions, [tokens, vocabulary]."""
         net = model.get_base_model() if hasattr(model, "get_base_model") else model
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         hidden = net.model(**inputs, use_cache=False).last_hidden_state
+
         return net.lm_head(hidden.flatten(0, 1)[batch["at"]])
 
     def autocast(self) -> Any:
@@ -157,7 +179,12 @@ class Base:
 
 @cache
 def base_of(folder: str, device: str, held_out: int, batch: int) -> Base:
-    names = {"folder": folder, "device": device, "held_out": held_out, "batch": batch}
+    names = {
+        "folder": folder,
+        "device": device,
+        "held_out": held_out,
+        "batch": batch,
+    }
     return Base(argparse.Namespace(**names))
 
 
@@ -168,17 +195,21 @@ def trainable_model(base: Base, cell: Cell) -> Any:
 
     model = copy.deepcopy(base.model)
     torch.manual_seed(cell["seed"])
+
     if cell["rank"]:
         import peft
 
         lora = peft.LoraConfig(r=cell["rank"], lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
         return peft.get_peft_model(model, lora)
+
     for p in model.parameters():
         p.requires_grad_(False)
+
     head = model.get_output_embeddings()
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:
             module.weight.requires_grad_(True)
+
     return model
 
 
@@ -194,13 +225,16 @@ def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     model.train()
     name, options = options_of(cell)
     optimizer = BUILDERS[name](model, cell["rate"], **options)
-    steps, warm = given.steps, max(1, given.steps // 10)
+    steps = given.steps
+    warm = max(1, given.steps // 10)
+
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda k: min((k + 1) / warm, (steps - k) / (steps - warm + 1))
     )
     for step, batch in enumerate(base.lessons(cell["seed"], steps)):
         with base.autocast():
             logits = base.logits(model, batch)
+
         loss = torch.nn.functional.cross_entropy(logits.float(), batch["targets"])
         loss.backward()
         clip_gradients(optimizer, 1.0)
@@ -211,10 +245,12 @@ def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
             return None
         if step % 20 == 0 and not math.isfinite(loss.item()):
             break
+
     stats = optimizer.stats()
     found = base.measure(model) | distances(model, base.model)
     found["forgetting"] = found["nll"] - base.before["nll"]
     found["leash"] = max((x for k, x in stats.items() if k.endswith("/distance")), default=None)
+
     return cell | found | {"before": base.before, "seconds": time.time() - began}
 
 
@@ -226,9 +262,11 @@ def distances(model: Any, start: Any) -> dict[str, float]:
     with torch.no_grad():
         if hasattr(model, "merge_and_unload"):
             model = model.merge_and_unload()
+
         first = dict(start.named_parameters())
         for name, p in model.named_parameters():
             if p.ndim == 2 and "embed" not in name and "lm_head" not in name:
                 moved += (p - first[name]).square().sum().item()
                 size += first[name].square().sum().item()
+
     return {"moved": (moved / max(size, 1e-30)) ** 0.5}

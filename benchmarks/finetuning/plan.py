@@ -38,7 +38,12 @@ CURVES = ("lora product", "lora muon on B", "lora adamw")
 
 def make(contender: str, rank: int, rate: float, seed: int) -> Cell:
     lora = CONTENDERS[contender][1] is not None
-    return {"contender": contender, "rank": rank if lora else 0, "rate": rate, "seed": seed}
+    return {
+        "contender": contender,
+        "rank": rank if lora else 0,
+        "rate": rate,
+        "seed": seed,
+    }
 
 
 def key_of(cell: Cell) -> str:
@@ -57,6 +62,7 @@ def rates(given: Any) -> Iterator[Cell]:
     curves = [(name, rank) for name in CURVES for rank in given.ranks]
     curves += [("full muon", 0), ("full adamw", 0)]
     curves = [curve for curve in curves if not given.only or curve[0] in given.only]
+
     grid = [1e-5 * 2**k for k in range(given.first, given.last + 1)]
     for seed in TUNING_SEEDS:
         for rate in (*grid[::2], *grid[1::2]):
@@ -69,6 +75,7 @@ def supervised(done: dict[str, Cell]) -> Iterator[Cell]:
         for rate in SEARCHED:
             for name in CONTENDERS:
                 yield make(name, RANK, rate, seed)
+
     for seed in FINAL_SEEDS:
         for name in CONTENDERS:
             rate = best_rate(name, done)
@@ -89,4 +96,5 @@ def best_rate(name: str, done: dict[str, Cell]) -> float | None:
         found = [score(cell) for cell in cells if cell is not None]
         if len(found) == len(TUNING_SEEDS):
             means[rate] = fmean(found)
+
     return min(means, key=means.__getitem__) if len(means) == len(SEARCHED) else None

@@ -92,24 +92,34 @@ def run(config: Config) -> int:
     if config.probe:
         sys.stdout.write(Path(__file__).with_name("probe.py").read_text(encoding="utf-8"))
         return 0
+
     largest = read_size(config.piece) if config.piece else None
     for path in config.files:
         if not path.exists():
             raise ValueError(f"--files {path} does not exist")
-    plain = {"python": config.python, "machine": config.machine, "glibc": config.glibc}
+
+    plain = {
+        "python": config.python,
+        "machine": config.machine,
+        "glibc": config.glibc,
+    }
+
     target = read_target(json.loads(config.target.read_text()) if config.target else plain)
     console = Console(highlight=False)
     house = Wheelhouse(config.out / "wheels", target)
     own = build_own_wheel(house.folder)
+
     known = read_metadata(own).get_all("Provides-Extra", [])
     for extra in config.extras:
         if extra not in known:
             raise ValueError(f"mesotron has no extra {extra!r}; extras: {', '.join(known)}")
+
     closure = Closure(
         target, house, own, lambda name: console.print(f"fetching {name}"), config.without
     )
     for wanted in (f"mesotron[{','.join(config.extras)}]", *config.more):
         closure.require(Requirement(wanted), "")
+
     bare = [house.obtain(Requirement(name)) for name in config.bare]
     wheels = [need.wheel for need in closure.needs.values() if need.wheel and not need.kept]
     wheels += [*bare, own]
@@ -119,6 +129,7 @@ def run(config: Config) -> int:
     shutil.copy(Path(__file__).with_name("install.py"), config.out / "install.py")
     console.print(make_table(list(closure.needs.values()), bare, target))
     total = sum(int(piece["bytes"]) for piece in pieces)
+
     console.print(
         f"{len(wheels)} wheels and {len(config.files)} files in {len(pieces)} pieces, "
         f"{total / 2**20:.1f} MiB. Copy {config.out}/piece-*, pieces.json and install.py to the "
@@ -155,6 +166,7 @@ class Target:
         major, minor = map(int, self.python.split(".")[:2])
         platforms = self.platforms()
         own = cpython_tags((major, minor), platforms=platforms)
+
         return {*own, *compatible_tags((major, minor), f"cp{major}{minor}", [*platforms, "any"])}
 
     def markers(self, extra: str) -> dict[str, str]:
@@ -184,8 +196,10 @@ def read_target(plain: dict) -> Target:
     for name in ("python", "glibc"):
         if not re.match(r"\d+\.\d+", str(plain.get(name))):
             raise ValueError(f"target: {name} {plain.get(name)!r} is not a version like 3.12")
+
     if not str(plain.get("machine")).isidentifier():
         raise ValueError(f"target: machine {plain.get('machine')!r} is not a name like x86_64")
+
     packages = {
         str(canonicalize_name(name)): (
             Version(about["version"]),
@@ -215,10 +229,17 @@ class Closure:
     """The walk over requirements; `needs` has every required package in order of appearance."""
 
     def __init__(
-        self, target: Target, house: Wheelhouse, own: Path, on_fetch: Callable[[str], None],
+        self,
+        target: Target,
+        house: Wheelhouse,
+        own: Path,
+        on_fetch: Callable[[str], None],
         without: Iterable[str] = (),
-    ) -> None:  # fmt: skip
-        self.target, self.house, self.own, self.on_fetch = target, house, own, on_fetch
+    ) -> None:
+        self.target = target
+        self.house = house
+        self.own = own
+        self.on_fetch = on_fetch
         self.needs: dict[str, Need] = {}
         self.done: set[tuple[str, str, str]] = set()  # package, version, extra
         self.without = set(map(canonicalize_name, without))
@@ -228,12 +249,15 @@ class Closure:
         name = canonicalize_name(wanted.name)
         if name in self.without:
             return
+
         if name == "mesotron":
-            version, further = "", requirements_of(self.own)
+            version = ""
+            further = requirements_of(self.own)
         else:
             need = self.needs.setdefault(name, Need(name, required_by))
             need.specifier &= wanted.specifier
             version, further = self.choose(need)
+
         for extra in ["", *sorted(wanted.extras)]:
             if (name, version, extra) not in self.done:
                 self.done.add((name, version, extra))
@@ -247,10 +271,14 @@ class Closure:
         if installed and need.specifier.contains(installed, prereleases=True):
             need.kept = str(installed)
             return need.kept, requires
+
         if need.wheel is None:
             self.on_fetch(need.name)
-        need.kept, need.outdated = None, str(installed) if installed else None
+
+        need.kept = None
+        need.outdated = str(installed) if installed else None
         need.wheel = self.house.obtain(Requirement(f"{need.name}{need.specifier}"))
+
         return need.wheel.name, requirements_of(need.wheel)
 
 
@@ -261,7 +289,8 @@ class Wheelhouse:
     """A folder of wheels for one target; wheels that are already there are reused."""
 
     def __init__(self, folder: Path, target: Target) -> None:
-        self.folder, self.target = folder, target
+        self.folder = folder
+        self.target = target
         folder.mkdir(parents=True, exist_ok=True)
 
     def obtain(self, wanted: Requirement) -> Path:
@@ -270,13 +299,15 @@ class Wheelhouse:
         Raises:
             ValueError: there is none for the target.
         """
-        name, tags = canonicalize_name(wanted.name), self.target.tags()
+        name = canonicalize_name(wanted.name)
+        tags = self.target.tags()
         for path in sorted(self.folder.glob("*.whl")):
             wheel_name, version, _, wheel_tags = parse_wheel_filename(path.name)
             if wheel_name == name:
                 if wheel_tags & tags and wanted.specifier.contains(version, prereleases=True):
                     return path
                 path.unlink()  # another version or machine
+
         tries = [f"{wanted.name}{wanted.specifier}"]
         try:
             here = importlib.metadata.version(wanted.name).split("+")[0]
@@ -284,6 +315,7 @@ class Wheelhouse:
                 tries.insert(0, f"{wanted.name}=={here}")
         except importlib.metadata.PackageNotFoundError:
             pass
+
         errors = []
         for requirement in tries:
             before = set(self.folder.glob("*.whl"))
@@ -291,7 +323,9 @@ class Wheelhouse:
             new = set(self.folder.glob("*.whl")) - before
             if done.returncode == 0 and new:
                 return new.pop()
+
             errors += [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+
         raise ValueError(
             f"no wheel of {tries[-1]} for Python {self.target.python} on {self.target.machine} "
             f"(glibc {self.target.glibc}): {errors[-1] if errors else 'pip gave no reason'}"
@@ -301,8 +335,10 @@ class Wheelhouse:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--only-binary", ":all:"]
         command += ["--python-version", self.target.python, "--dest", str(self.folder)]
+
         for platform in self.target.platforms():
             command += ["--platform", platform]
+
         return subprocess.run([*command, requirement], capture_output=True, text=True)
 
 
@@ -310,9 +346,11 @@ def build_own_wheel(folder: Path) -> Path:
     """This clone as a wheel."""
     for old in folder.glob("mesotron-*.whl"):
         old.unlink()
+
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     if find_spec("hatchling"):  # otherwise pip fetches it
         command.append("--no-build-isolation")
+
     subprocess.run([*command, str(ROOT)], check=True)
     return next(folder.glob("mesotron-*.whl"))
 
@@ -341,7 +379,9 @@ class PieceWriter(io.RawIOBase):
     def __init__(self, folder: Path, largest: int | None) -> None:
         for old in folder.glob("piece-*"):
             old.unlink()
-        self.folder, self.largest = folder, largest
+
+        self.folder = folder
+        self.largest = largest
         self.written: list[dict[str, str | int]] = []  # name, bytes, sha256 of each finished piece
         self._start()
 
@@ -353,7 +393,11 @@ class PieceWriter(io.RawIOBase):
 
     def _finish(self) -> None:
         self._file.close()
-        facts = {"name": self._path.name, "bytes": self._size, "sha256": self._hash.hexdigest()}
+        facts = {
+            "name": self._path.name,
+            "bytes": self._size,
+            "sha256": self._hash.hexdigest(),
+        }
         self.written.append(facts)
 
     def writable(self) -> bool:
@@ -365,11 +409,13 @@ class PieceWriter(io.RawIOBase):
             if self._size == self.largest:
                 self._finish()
                 self._start()
+
             part = rest if self.largest is None else rest[: self.largest - self._size]
             self._file.write(part)
             self._hash.update(part)
             self._size += len(part)
             rest = rest[len(part) :]
+
         return len(data)
 
     def close(self) -> None:
@@ -386,8 +432,10 @@ def write_pieces(
     with PieceWriter(folder, largest) as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
         for path, name in contents:
             tar.add(path, name)
+
     text = json.dumps({"pieces": sink.written}, indent=1) + "\n"
     (folder / "pieces.json").write_text(text, encoding="utf-8")
+
     return sink.written
 
 
@@ -402,6 +450,7 @@ def read_size(text: str) -> int:
     size = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
         raise ValueError(f"--piece {text!r} is not a size such as 60M or 2G")
+
     return size
 
 
@@ -409,19 +458,27 @@ def make_table(needs: list[Need], bare: list[Path], target: Target) -> Table:
     """What the target gets, and what required it."""
     kept = sum(need.kept is not None for need in needs)
     machine = f"Python {target.python}, {target.machine}, glibc {target.glibc}"
+
     table = Table(title=f"{machine}: keeps {kept} of its packages")
     for name in ("package", "required by", "on the target", "packed"):
         table.add_column(name)
+
     table.add_column("MiB", justify="right")
     rows = [
-        (need.name, need.required_by, f"{need.outdated} (unsuitable)" if need.outdated else "",
-         need.wheel)
+        (
+            need.name,
+            need.required_by,
+            f"{need.outdated} (unsuitable)" if need.outdated else "",
+            need.wheel,
+        )
         for need in sorted(needs, key=lambda need: need.name)
         if need.wheel and not need.kept
-    ]  # fmt: skip
+    ]
+
     rows += [(path.name.split("-")[0], "--bare", "", path) for path in bare]
     for *cells, wheel in rows:
         table.add_row(*cells, wheel.name.split("-")[1], f"{wheel.stat().st_size / 2**20:.1f}")
+
     return table
 
 

@@ -16,6 +16,7 @@ def describe() -> dict[str, object]:
         name = package.metadata["Name"]
         if name and name not in packages:  # the first on the path is the one that is imported
             packages[name] = {"version": package.version, "requires": package.requires or []}
+
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": platform.machine(),

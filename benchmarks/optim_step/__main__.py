@@ -92,16 +92,27 @@ def run(config: Config) -> int:
     shapes = {model: find_shapes(model) for model in config.models}
     if config.repeats < 1 or (config.layers is not None and config.layers < 1):
         raise ValueError("--repeats and --layers must be at least 1")
+
     here, left_out = available(names, config, device)
     with progress(num_measurements(here, config, device)) as say:
         say("peak of a large product")
         peak = peak_flops(filter_dtype(device), device)
         models = [
-            bench_model(model, shape, here, config, device, peak, say)
+            bench_model(
+                model,
+                shape,
+                here,
+                config,
+                device,
+                peak,
+                say,
+            )
             for model, shape in shapes.items()
         ]
+
         say("accuracy against float64")
         errors = accuracy.measure(here, device) if config.accuracy else []
+
     result = {
         **describe(device),
         "filter_dtype": str(filter_dtype(device)).removeprefix("torch."),
@@ -110,9 +121,11 @@ def run(config: Config) -> int:
         "accuracy": errors,
         "left_out": left_out,
     }
+
     show(result)
     if config.out is not None:
         write_result(result, config.out)
+
     return 0
 
 
@@ -123,6 +136,7 @@ def available(
     reasons = {name: PEERS[name].missing(device) for name in names}
     if not config.embeddings and "muon_sgd" in reasons:
         reasons["muon_sgd"] = "equals muon on hidden matrices; it differs with --embeddings"
+
     left_out = {name: reason for name, reason in reasons.items() if reason}
     return [name for name in names if name not in left_out], left_out
 
@@ -147,11 +161,13 @@ def bench_model(
     layers = config.layers
     if layers is None and device.type == "cpu":
         layers = shape.layers_within(CPU_FLOPS)
+
     shapes = shape.matrices(layers)
     bed = Workbench(shapes, shape.embedding if config.embeddings else None, device)
     rows, floor = measure_rows(bed, names, config, say)
     flops = sum(p.plain_flops for p in shapes)
     add_ratios(rows, floor, flops, peak)
+
     return {
         "model": model,
         "layers": layers or shape.layers,
@@ -169,25 +185,31 @@ def measure_rows(
     bed: Workbench, names: list[str], config: Config, say: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], float]:
     """A row for each optimizer, and the seconds of the bare products."""
-    device, shapes = bed.device, bed.shapes
+    device = bed.device
+    shapes = bed.shapes
     floor = bare_products(shapes, filter_dtype(device), device)
     times: dict[str, list[float]] = {}
     rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in names}
+
     fast = [name for name in names if not is_emulated(PEERS[name], device)]
     for part in chunks(fast, bed.num_at_once()) or [[]]:
         built = {name: bed.build(PEERS[name]) for name in part}
         steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
         for name, found in interleave(steps, config.repeats, device, say).items():
             times.setdefault(name, []).extend(found)
+
         for name in part:
             say(f"{name}: memory")
             rows[name] |= {"seconds": median(times[name]), "all": times[name]}
             rows[name] |= describe_step(built[name], bed, config)
+
         del built, steps  # their states, before the next part allocates its own
+
     for name in names:
         if name not in fast:
             say(f"{name}: emulated, timed once")
             rows[name] |= time_emulated(PEERS[name], shapes, device)
+
     return list(rows.values()), median(times[FLOOR])
 
 
@@ -199,11 +221,14 @@ def describe_step(built: Built, bed: Workbench, config: Config) -> dict[str, Any
         "peak_extra_bytes": peak_extra_bytes(built.step, device),
         "launches": count_launches(built.step, device),
     }
+
     graph = captured_seconds(built.step, config.repeats, device)
     found["graph_seconds"] = graph if isinstance(graph, float) else None
     found["note"] = f"no graph: {graph}" if isinstance(graph, str) else ""
+
     if config.stats_cost and type(built.optimizers[0]).__module__.startswith("mesotron."):
         found["stats_share"] = statistics_share(built.step, bed.shapes, 2 * config.repeats, device)
+
     return found
 
 
@@ -223,10 +248,13 @@ def time_emulated(peer: Peer, shapes: list[Projection], device: torch.device) ->
     built = bed.build(peer)
     time = seconds(built.step, device)
     factor = sum(p.plain_flops for p in shapes) / probe.plain_flops
+
     note = f"from one {probe.rows}x{probe.cols} matrix, x{factor:.4g} by FLOPs"
     if time * factor < BEARABLE_SECONDS:
-        time, factor = seconds(Workbench(shapes, None, device).build(peer).step, device), 1.0
+        time = seconds(Workbench(shapes, None, device).build(peer).step, device)
+        factor = 1.0
         note = "one step, not repeated"
+
     return {
         "seconds": time * factor,
         "all": [time],
@@ -266,8 +294,10 @@ def bench_buckets(
         times = interleave(
             {"muon": built.step, FLOOR: floor}, config.repeats, device, lambda text: None
         )
-        muon, bare = median(times["muon"]), median(times[FLOOR])
+        muon = median(times["muon"])
+        bare = median(times[FLOOR])
         flops = sum(p.plain_flops for p in members)
+
         rows.append(
             {
                 "shape": list(wide),
@@ -277,6 +307,7 @@ def bench_buckets(
                 "efficiency": flops / peak / muon,
             }
         )
+
     return rows
 
 
@@ -304,23 +335,28 @@ def show(result: dict[str, Any]) -> None:
     """Print every table of a result."""
     print(f"{result['device']}; large product {result['peak_gflops']:,.0f} GFLOP/s ", end="")
     print(f"in {result['filter_dtype']}; efficiency = plain FLOPs / that / time")
+
     for model in result["models"]:
         part = f"{model['layers']} of {model['of_layers']} layers, {model['matrices']} matrices"
         title = f"{model['model']}: {part}, floor {model['floor_seconds'] * 1e3:.3g} ms"
         show_table(title, *without_empty(HEADINGS, [step_row(row) for row in model["rows"]]))
+
         for row in model["rows"]:
             if row["note"]:
                 print(f"  {row['optimizer']}: {row['note']}")
+
         if model["buckets"]:
             rows = [bucket_row(row) for row in model["buckets"]]
             headings = ("muon by shape", "matrices", "ms", "x floor", "efficiency")
             show_table(f"{model['model']}: by shape", headings, rows)
+
     if result["accuracy"]:
         rows = [accuracy_row(row) for row in result["accuracy"]]
         headings = ("optimizer", "shape", "error", f"plain {result['filter_dtype']}")
         show_table(
             "error of a step against the float64 SVD, worst of three spectra", headings, rows
         )
+
     for name, reason in result["left_out"].items():
         print(f"left out: {name}: {reason}")
 
@@ -356,6 +392,7 @@ def bucket_row(row: dict[str, Any]) -> list[str]:
     m, n = row["shape"]
     ratio = row["seconds"] / row["floor_seconds"]
     cells = (row["matrices"], row["seconds"] * 1e3, ratio, row["efficiency"])
+
     return [f"{m}x{n}", *map(number, cells)]
 
 

@@ -29,19 +29,31 @@ import mesotron
 from mesotron.config import ModelConfig
 from mesotron.rlvr.models import load_model
 
-REPEATS, WARMUP = 25, 6
+REPEATS = 25
+WARMUP = 6
 BUSY_CYCLES = 150_000_000  # about 80 ms
 CONFIGS = {
     "GPT-2 124M": GPT2Config(),
     "Qwen2.5-0.5B": Qwen2Config(
-        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
     ),
     "Qwen3-1.7B": Qwen3Config(
-        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
     ),
-}  # fmt: skip
+}
 
 
 class Both(torch.optim.Optimizer):
@@ -74,14 +86,17 @@ def timed(step: Callable[[], Any], cycles: int = 0) -> tuple[float, float]:
     """Milliseconds of the device, busy for some cycles before, and of the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+
     if cycles:
         torch.cuda._sleep(cycles)
+
     begin = time.perf_counter()
     start.record()
     step()
     end.record()
     host = time.perf_counter() - begin
     torch.cuda.synchronize()
+
     return start.elapsed_time(end), 1e3 * host
 
 
@@ -89,6 +104,7 @@ def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     torch.cuda.reset_peak_memory_stats()
     generator = torch.Generator().manual_seed(0)
     rows: dict[str, list[tuple[float, float]]] = {"idle": [], "busy": []}
+
     first = 0.0
     for step in range(WARMUP + 2 * REPEATS):
         # Lengths vary, so the allocator hands out other addresses.
@@ -98,9 +114,12 @@ def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
         state = "busy" if step % 2 else "idle"
         both = timed(optimizer.step, BUSY_CYCLES if step % 2 else 0)
         first = first or both[1]
+
         if step >= WARMUP:
             rows[state].append(both)
+
         optimizer.zero_grad(set_to_none=True)
+
     idle, host = (median(values) for values in zip(*rows["idle"], strict=True))
     return {
         "busy_ms": median(device for device, _ in rows["busy"]),
@@ -117,7 +136,8 @@ def in_trl(model: torch.nn.Module) -> dict[str, float]:
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    optimizer, generator = mesotron.muon(model, lr=1e-4), torch.Generator().manual_seed(0)
+    optimizer = mesotron.muon(model, lr=1e-4)
+    generator = torch.Generator().manual_seed(0)
     rows: list[tuple[float, float]] = []
     began: list[Any] = []
 
@@ -137,11 +157,19 @@ def in_trl(model: torch.nn.Module) -> dict[str, float]:
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
     args = GRPOConfig(
-        tempfile.mkdtemp(), max_steps=WARMUP + REPEATS, per_device_train_batch_size=8,
-        num_generations=8, max_completion_length=8, bf16=False, gradient_checkpointing=False,
-        save_strategy="no", report_to="none", disable_tqdm=True,
+        tempfile.mkdtemp(),
+        max_steps=WARMUP + REPEATS,
+        per_device_train_batch_size=8,
+        num_generations=8,
+        max_completion_length=8,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
-    )  # fmt: skip
+    )
+
     trainer = GRPOTrainer(
         model,
         lambda completions, **_: torch.rand(len(completions), generator=generator).tolist(),
@@ -150,23 +178,29 @@ def in_trl(model: torch.nn.Module) -> dict[str, float]:
         processing_class=load_model(ModelConfig(name="tiny"))[1],
         optimizers=(optimizer, None),  # pyright: ignore[reportArgumentType]
     )
+
     trainer.train()
     idle, host = (median(values) for values in zip(*rows[WARMUP:], strict=True))
+
     return {"idle_ms": idle, "host_ms": host}
 
 
 def captured(model: torch.nn.Module) -> dict[str, float]:
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
+
     optimizer = mesotron.muon(model, lr=1e-4)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
+
     with torch.cuda.stream(side):
         _, first = timed(optimizer.step)
+
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
+
     replays = [timed(graph.replay)[0] for _ in range(REPEATS)]
     return {"captured_ms": median(replays), "compile_ms": first}
 
@@ -177,6 +211,7 @@ def main(out: Path) -> int:
         torch.manual_seed(0)
         with torch.device("cuda"):
             model = AutoModelForCausalLM.from_config(config)
+
         rows: dict[str, Any] = dict(captured(model))
         for contender, make in CONTENDERS.items():
             model.zero_grad(set_to_none=True)
@@ -184,11 +219,13 @@ def main(out: Path) -> int:
             optimizer = make(model)
             rows[contender] = in_a_loop(model, optimizer)
             del optimizer
+
         rows["in TRL"] = in_trl(model)
         result[name] = rows
         print(name, json.dumps(rows, indent=1), flush=True)
         out.write_text(json.dumps(result, indent=1))
         del model
+
     return 0
 
 

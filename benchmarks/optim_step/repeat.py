@@ -37,12 +37,15 @@ def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> di
     """Make the same step until the time is up; count the times that anything differs."""
     torch.manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in SHAPES * layers]
+
     # From all alike to a few large directions, as gradients are.
     grads = [torch.randn_like(p) * torch.rand(p.shape[1], device=device) ** 4 for p in params]
     kind, options = OPTIMIZERS[name]
     optimizer = kind(params, lr=1e-3, **options)
+
     for p, g in zip(params, grads, strict=True):
         p.grad = g.clone()
+
     optimizer.step()
     start = [x.clone() for x in tensors(optimizer, params)]
 
@@ -50,26 +53,42 @@ def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> di
         now = tensors(optimizer, params)
         for x, kept in zip(now, start, strict=True):
             x.copy_(kept)
+
         optimizer.step()
         return now
 
     # Twice: the first time the step's scale is still that of the momentum before.
     wanted = [[x.clone() for x in step()] for _ in range(2)][-1]
-    found: dict[str, Any] = {"optimizer": name, "seed": seed, "steps": 0, "different": []}
+    found: dict[str, Any] = {
+        "optimizer": name,
+        "seed": seed,
+        "steps": 0,
+        "different": [],
+    }
+
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         if found["steps"] % 2 and device == "cuda":
             poison()
+
         now = step()
         bad = [k for k, (a, b) in enumerate(zip(now, wanted, strict=True)) if not torch.equal(a, b)]
         if bad:
-            one, right = now[bad[0]], wanted[bad[0]]
-            found["different"].append({
-                "step": found["steps"], "tensors": bad, "shape": list(one.shape),
-                "entries": int((one != right).sum()), "nan": int(one.isnan().sum()),
-                "largest": float((one - right).abs().nan_to_num().max()),
-            })  # fmt: skip
+            one = now[bad[0]]
+            right = wanted[bad[0]]
+            found["different"].append(
+                {
+                    "step": found["steps"],
+                    "tensors": bad,
+                    "shape": list(one.shape),
+                    "entries": int((one != right).sum()),
+                    "nan": int(one.isnan().sum()),
+                    "largest": float((one - right).abs().nan_to_num().max()),
+                }
+            )
+
         found["steps"] += 1
+
     return found
 
 
@@ -103,9 +122,11 @@ def main() -> None:
     names = [list(OPTIMIZERS)[k % 2] for k in range(given.processes)]
     cells = [(n, given.layers, given.device, given.seconds, k) for k, n in enumerate(names)]
     shares = given.device == "cuda" and given.processes > 1
+
     side_by_side = mps(given.out.parent, print) if shares else nullcontext()
     with side_by_side, mp.get_context("spawn").Pool(given.processes) as pool:
         found = pool.starmap(repeat, cells)
+
     given.out.write_text(json.dumps(found, indent=1))
     for name in OPTIMIZERS:
         mine = [one for one in found if one["optimizer"] == name]

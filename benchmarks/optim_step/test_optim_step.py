@@ -26,6 +26,7 @@ def test_an_emulated_peer_is_timed_once_or_extrapolated(monkeypatch):
     shapes = [Projection(32, 16)] * 3
     row = optim_step.time_emulated(PEERS["torch_muon"], shapes, CPU)
     assert row["seconds"] == row["all"][0]
+
     monkeypatch.setattr(optim_step, "BEARABLE_SECONDS", 0.0)
     row = optim_step.time_emulated(PEERS["torch_muon"], shapes, CPU)
     assert row["seconds"] == pytest.approx(3 * row["all"][0])
@@ -34,13 +35,22 @@ def test_an_emulated_peer_is_timed_once_or_extrapolated(monkeypatch):
 def test_a_result_has_ratios_buckets_and_statistics(tmp_path):
     out = tmp_path / "result.json"
     config = Config(
-        models=("micro_192x576",), layers=1, repeats=2, device="cpu", accuracy=False,
-        optims=("adamw_fused", "muon", "pion_per_head"), out=out, buckets=True, stats_cost=True,
-    )  # fmt: skip
+        models=("micro_192x576",),
+        layers=1,
+        repeats=2,
+        device="cpu",
+        accuracy=False,
+        optims=("adamw_fused", "muon", "pion_per_head"),
+        out=out,
+        buckets=True,
+        stats_cost=True,
+    )
+
     assert optim_step.run(config) == 0
     (model,) = json.loads(out.read_text())["models"]
     rows = {row["optimizer"]: row for row in model["rows"]}
     seconds = rows["muon"]["seconds"]
+
     assert rows["muon"]["versus_adamw"] == pytest.approx(seconds / rows["adamw_fused"]["seconds"])
     assert rows["muon"]["versus_floor"] == pytest.approx(seconds / model["floor_seconds"])
     assert "stats_share" in rows["muon"]
@@ -69,5 +79,6 @@ def test_pages_show_rows_of_the_results_beside_them(name, data):
     names = {row[0] for row in known}
     lines = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| ")]
     shown = {tuple(row) for row in lines if row[0] in names}
+
     assert shown <= known
     assert len([row for row in shown if row[0] == "muon"]) >= 4

@@ -29,20 +29,41 @@ PROMPTS = (32, 128)
 PHASES = ("tokenize", "score", "rollout, rest")
 FORMATTED = 0.88  # of 1,024 completions by SmolLM2
 OTHERS = (
-    "12", "4.5", "array([1, 9, 5])", "2b", "No", "A total of 7 + 2 =", "abc", "ANSWER:", "1:13",
-    "8 + 6 = 12", "This is incorrect.", "0x4", "To arrive at the answer 21, let",
-    "Consider the original expression: 7 - 5", "No, it's not. 14 is", "1 - 7 * 2 + 1",
-)  # fmt: skip
+    "12",
+    "4.5",
+    "array([1, 9, 5])",
+    "2b",
+    "No",
+    "A total of 7 + 2 =",
+    "abc",
+    "ANSWER:",
+    "1:13",
+    "8 + 6 = 12",
+    "This is incorrect.",
+    "0x4",
+    "To arrive at the answer 21, let",
+    "Consider the original expression: 7 - 5",
+    "No, it's not. 14 is",
+    "1 - 7 * 2 + 1",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10, help="measured in each round")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=10,
+        help="measured in each round",
+    )
+
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model, found = random_model(), {}
+    model = random_model()
+
+    found = {}
     for prompts in PROMPTS:
         times: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in NAMES}
         for _ in range(given.rounds):
@@ -50,11 +71,14 @@ def main() -> None:
                 for step in measure(NAMES[name], model, prompts, given.steps):
                     for phase, ms in step.items():
                         times[name][phase].append(ms)
+
         found[f"{prompts} x 8"] = {
             name: {phase: round(median(ms), 1) for phase, ms in phases.items()}
             for name, phases in times.items()
         }
+
         print(json.dumps(found), flush=True)
+
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -73,16 +97,21 @@ def measure(name: str, model: str, prompts: int, steps: int, warm: int = 4) -> l
         trainer.create_optimizer()
         trainer.model.train()
         trainer._generate_single_turn = sampler(contestant.parts.tokenizer)
-        batches, rows = iter(trainer.get_train_dataloader()), []
+        batches = iter(trainer.get_train_dataloader())
+
+        rows = []
         for _ in range(warm + steps):
             watch = Stopwatch()
             watch.attach(trainer)
-            batch, began = next(batches), time.perf_counter()
+            batch = next(batches)
+            began = time.perf_counter()
             trainer._generate_and_score_completions(batch)
             whole = time.perf_counter() - began - watch.spent["sample"]
             watch.detach()
             rows.append({p: 1e3 * watch.spent[p] for p in PHASES} | {"whole": 1e3 * whole})
+
         contestant.verifier.close()
+
     return rows[warm:]
 
 
@@ -92,9 +121,12 @@ def sampler(tokenizer: Any) -> Callable[..., tuple[list[list[int]], None]]:
 
     def write(prompt_ids: Any, *_: Any) -> tuple[list[list[int]], None]:
         texts = [
-            f"ANSWER: {chance.randrange(-9, 28)}" if chance.random() < FORMATTED
-            else chance.choice(OTHERS) for _ in prompt_ids
-        ]  # fmt: skip
+            f"ANSWER: {chance.randrange(-9, 28)}"
+            if chance.random() < FORMATTED
+            else chance.choice(OTHERS)
+            for _ in prompt_ids
+        ]
+
         found = tokenizer(texts)["input_ids"]
         return [[*ids[:9], tokenizer.eos_token_id] for ids in found], None
 

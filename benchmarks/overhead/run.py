@@ -62,14 +62,21 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
+
     times: dict[str, list[float]] = {"trl": [], "mesotron": []}
     with Verifier() as verifier:
         for _ in range(given.rounds):
             for name in times:
                 times[name] += train(name, given.steps, verifier)[1:]  # the first one warms up
+
     ratio = median(times["mesotron"]) / median(times["trl"])
     paired = [b / a for a, b in zip(times["trl"], times["mesotron"], strict=True)]
-    result = {"ratio_of_medians": ratio, "median_of_ratios": median(paired), "seconds": times}
+    result = {
+        "ratio_of_medians": ratio,
+        "median_of_ratios": median(paired),
+        "seconds": times,
+    }
+
     print({key: value for key, value in result.items() if key != "seconds"})
     if given.out:
         given.out.write_text(json.dumps(result, indent=1))
@@ -82,13 +89,22 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, torch.device("cpu"))
     optim = OptimConfig(name="adamw", lr=0.0)
+
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = trl_arguments(config.objective, config.rollout, optim, 1) | {
-            "output_dir": folder, "max_steps": steps, "logging_steps": 1, "save_strategy": "no",
-            "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True,
-            "gradient_checkpointing": False, "dataloader_pin_memory": False,
-        }  # fmt: skip
+            "output_dir": folder,
+            "max_steps": steps,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "gradient_checkpointing": False,
+            "dataloader_pin_memory": False,
+        }
+
         parts = {
             "model": model,
             "args": trl.GRPOConfig(**arguments),
@@ -96,6 +112,7 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
             "processing_class": tokenizer,
             "callbacks": [clock],
         }
+
         ours = as_reward_function(reward)
         if name == "trl":
             trainer = trl.GRPOTrainer(reward_funcs=plain(reward, tokenizer), **parts)
@@ -106,7 +123,9 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
             run = RunFolder.create(Path(folder) / "run", config, describe_environment("cpu", 0))
             trainer.add_callback(RunLog(run, LiveView(steps, {}), trainer))
             trainer.add_callback(mesotron.Watch(guard="warn", run=run.path))
+
         trainer.train()
+
     return clock.steps
 
 

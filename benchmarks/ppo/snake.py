@@ -137,24 +137,30 @@ def run(config: Config) -> int:
     """Run every cell that the result lacks, and print each."""
     if not 1 <= config.seeds <= len(_SPECTRAL):
         raise ValueError(f"seeds={config.seeds} must lie between 1 and {len(_SPECTRAL)}")
+
     study = read_json(config.out) if config.out.exists() else {"boards": {}}
     study["environment"] = describe_environment(jax.devices()[0].device_kind, 0)
     config.out.parent.mkdir(parents=True, exist_ok=True)
+
     for side in config.boards:
         board = study["boards"].setdefault(f"{side}x{side}", {"cells": {}})
         base = make_base(config, side)
+
         rules = [rule for rule in config.optims if rule not in board["cells"]]
         with ThreadPoolExecutor() as pool:
             random = pool.submit(measure_baselines, base)
             kits = dict(zip(rules, pool.map(partial(prepare, config, base), rules)))
             board.setdefault("baselines", random.result())
+
         evaluate = make_evaluation(base)
         for rule, kit in kits.items():
             board["cells"][rule] = run_cell(config, kit, evaluate, board)
             write_json(study, config.out)
             print(describe(side, rule, board), flush=True)
+
         if config.plot:
             draw(board, side, config)
+
     return 0
 
 
@@ -191,14 +197,19 @@ def prepare(config: Config, base: SnakeConfig, rule: str) -> Kit:
     runs = make_runs(made, trials)
     began = time.perf_counter()
     jax.block_until_ready(program.advance(program.start(runs), runs, 0))
+
     return Kit(made, program, trials, time.perf_counter() - began)
 
 
 def run_cell(config: Config, kit: Kit, evaluate: Evaluate, board: Cell) -> Cell:
     """Measure the pace, sweep the rates, train the seeds, play whole games."""
-    made, program, trials = kit.config, kit.program, kit.trials
+    made = kit.config
+    program = kit.program
+
+    trials = kit.trials
     if "updates" not in board:
         board["updates"] = plan_updates(config, made, program, make_runs(made, trials))
+
     updates = board["updates"]
     sweep = train(made, program, trials, max(1, round(updates * config.sweep_share)))
     scores = [games.mean() for games in evaluate(sweep["params"], 1)["sampled"].fruit]
@@ -206,6 +217,7 @@ def run_cell(config: Config, kit: Kit, evaluate: Evaluate, board: Cell) -> Cell:
     seeds = [{**best, "seed": 1 + k} for k in range(config.seeds)]
     final = train(made, program, seeds, updates)
     games = evaluate(final["params"], EVALUATION_SEED)
+
     return {
         "rates": {name: value for name, value in best.items() if name != "seed"},
         "trials": [{**trial, "sampled_fruit": float(s)} for trial, s in zip(trials, scores)],
@@ -224,9 +236,12 @@ def plan_updates(config: Config, made: SnakeConfig, program: Program, runs: Runs
     """Updates of each seed: as many as `seconds` hold at the pace of a few."""
     if config.steps is not None:
         return max(1, config.steps // made.batch_size)
-    states, count = program.start(runs), 4
+
+    states = program.start(runs)
+    count = 4
     began = time.perf_counter()
     jax.block_until_ready(program.advance(states, runs, count))
+
     return max(1, int(config.seconds / (time.perf_counter() - began) * count))
 
 
@@ -238,7 +253,12 @@ def train(
     runs = make_runs(config, [{**run, "num_gradient_steps": steps} for run in values])
     states: TrainState = program.start(runs)
     jax.block_until_ready(states)
-    began, done, fruit, ended, seconds = time.perf_counter(), 0, [], [], []
+    began = time.perf_counter()
+    done = 0
+    fruit = []
+    ended = []
+
+    seconds = []
     while done < updates:
         count = min(config.chunk, updates - done)
         states, metrics = program.advance(states, runs, count)
@@ -247,9 +267,15 @@ def train(
         now = time.perf_counter() - began
         seconds += np.linspace(seconds[-1] if seconds else 0.0, now, count + 1)[1:].tolist()
         done += count
+
     took = time.perf_counter() - began
     curve = thin_curve(np.concatenate(fruit, 1), np.concatenate(ended, 1), seconds, config)
-    return {"params": states.params, "seconds": took, "curve": curve}
+
+    return {
+        "params": states.params,
+        "seconds": took,
+        "curve": curve,
+    }
 
 
 def thin_curve(
@@ -259,6 +285,7 @@ def thin_curve(
     places = np.array_split(np.arange(fruit.shape[1]), min(_POINTS, fruit.shape[1]))
     total = np.stack([(fruit * ended)[:, place].sum(1) for place in places], 1)
     games = np.stack([ended[:, place].sum(1) for place in places], 1)
+
     return {
         "steps": [int(place[-1] + 1) * config.batch_size for place in places],
         "seconds": [round(seconds[place[-1]], 3) for place in places],
@@ -272,6 +299,7 @@ def describe(side: int, rule: str, board: Cell) -> str:
     greedy = np.array(cell["greedy_fruit"])
     low, high = bootstrap_band(greedy[:, None])
     rates = " ".join(f"{name}={value:g}" for name, value in cell["rates"].items())
+
     line = (
         f"{side}x{side} {rule:5} {rates}: greedy {greedy.mean():.2f} "
         f"[{low[0]:.2f}, {high[0]:.2f}], sampled {np.mean(cell['sampled_fruit']):.2f} "
@@ -279,10 +307,12 @@ def describe(side: int, rule: str, board: Cell) -> str:
         f", won {np.mean(cell['greedy_won']):.0%}; {cell['steps_per_seed']:,} steps a seed, "
         f"{cell['steps_per_second']:,.0f} steps/s, compiled in {cell['compile_seconds']:.0f} s"
     )
+
     plain = board["cells"].get("adam")
     if plain and rule != "adam":
         more = 1 - cell["steps_per_second"] / plain["steps_per_second"]
         line += f"; its share of a step beyond Adam's {more:.1%}"
+
     return line
 
 
@@ -292,6 +322,7 @@ def draw(board: Cell, side: int, config: Config) -> None:
     for rule, cell in board["cells"].items():
         points = {name: np.array(values) for name, values in cell["curve"].items()}
         curves[rule] = Curve(points["steps"], points["seconds"], points["fruit"])
+
     path = beside(config.out, f"_{side}x{side}.png")
     title = f"Snake {side}x{side}, training games, {config.seeds} seeds"
     draw_curves(curves, board["baselines"], path, title)

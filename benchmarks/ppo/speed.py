@@ -33,7 +33,11 @@ from mesotron.optim import muon
 from mesotron.ppo.program import make_program, read_runs
 
 Turn = Callable[[], object]
-OURS = {"mesotron_adam": "adam", "mesotron_muon": "muon", "mesotron_pion": "pion"}
+OURS = {
+    "mesotron_adam": "adam",
+    "mesotron_muon": "muon",
+    "mesotron_pion": "pion",
+}
 SB3_GAMES: dict[str, Literal["batched", "in_turn", "processes"]] = {
     "sb3_adam": "batched",
     "sb3_muon": "batched",
@@ -106,16 +110,20 @@ def run(config: Config) -> int:
     """Time every contender, print the table, write JSON where asked."""
     if config.repeats < 1 or config.updates < 1:
         raise ValueError("--repeats and --updates must be at least 1")
+
     entries = [read_entry(label, config) for label in config.contenders or CONTENDERS]
     result: dict[str, Any] = {**describe_machine(), "settings": settings(config)}
     with progress(len(entries) * (1 + config.repeats)) as say:
         result["contenders"] = measure(entries, config, say)
+
     result["ratios"] = ratios(result["contenders"], "steps_per_second")
     if jax.default_backend() == "cpu":
         result["cpu_time_ratios"] = ratios(result["contenders"], "steps_per_cpu_second")
+
     show(result)
     if config.out is not None:
         write_result(result, config.out)
+
     return 0
 
 
@@ -125,6 +133,7 @@ def read_entry(label: str, config: Config) -> Entry:
     check_names((kind,), KINDS)
     if at and not games.isdecimal():
         raise ValueError(f"{label!r} must look like {kind}@64: the number of games it plays")
+
     game = make_game(config, int(games) if at else config.num_envs)
     return Entry(label, kind, game)
 
@@ -154,16 +163,19 @@ def measure(
     entries: list[Entry], config: Config, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Warm up each contender, then time all of them once a round."""
-    turns, first = {}, {}
+    turns = {}
+    first = {}
     for entry in entries:
         say(f"{entry.label}: first turn, compilation included")
         turns[entry.label] = prepare(entry, config.updates)
         first[entry.label] = seconds(turns[entry.label])[0]
+
     times: dict[str, list[tuple[float, float]]] = {entry.label: [] for entry in entries}
     for repeat in range(config.repeats):
         for entry in entries:
             say(f"{entry.label}: {repeat + 1} of {config.repeats}")
             times[entry.label].append(seconds(turns[entry.label]))
+
     return [
         make_row(entry, config.updates, first[entry.label], times[entry.label]) for entry in entries
     ]
@@ -175,6 +187,7 @@ def make_row(
     """A contender's times and what they mean."""
     steps = updates * entry.game.batch_size
     wall, cpu = (list(column) for column in zip(*times))
+
     return {
         "name": entry.label,
         "kind": entry.kind,
@@ -190,8 +203,10 @@ def make_row(
 
 def seconds(turn: Turn) -> tuple[float, float]:
     """Wall and processor time of one turn, until its metrics are on the host."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     turn()
+
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -201,12 +216,14 @@ def prepare(entry: Entry, updates: int) -> Turn:
         return prepare_ours(replace(entry.game, optim=OURS[entry.kind]), updates)
     if entry.kind == "plain_jax_adam":
         return prepare_plain(entry.game, updates)
+
     return prepare_sb3(entry, updates)
 
 
 def prepare_ours(game: SnakeConfig, updates: int) -> Turn:
     """`mesotron ppo snake`, as its command runs it."""
-    runs, program = read_runs(game), make_program(game, num_runs=1)
+    runs = read_runs(game)
+    program = make_program(game, num_runs=1)
     states = program.start(runs)
 
     def turn() -> None:
@@ -235,9 +252,15 @@ def prepare_sb3(entry: Entry, updates: int) -> Turn:
     game = replace(entry.game, anneal_lr=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_sb3(game, device, SB3_GAMES[entry.kind])
+
     network: Any = model.policy.network
     if entry.kind == "sb3_muon":
-        model.policy.optimizer = muon(network, lr=game.lr, weight_decay=0.0, overrides=ENDS)
+        model.policy.optimizer = muon(
+            network,
+            lr=game.lr,
+            weight_decay=0.0,
+            overrides=ENDS,
+        )
 
     def turn() -> None:
         model.learn(updates * game.batch_size, reset_num_timesteps=False)
@@ -260,10 +283,12 @@ def ratios(rows: list[dict[str, Any]], key: str) -> dict[str, float]:
     for games in sorted({row["num_envs"] for row in rows}):
         speed = {row["kind"]: row[key] for row in rows if row["num_envs"] == games}
         found |= {f"{name}@{games}": value for name, value in _compare(speed).items()}
+
     ours = [row[key] for row in rows if row["kind"] == "mesotron_adam"]
     theirs = [row[key] for row in rows if row["kind"] in SB3_GAMES and row["kind"] != "sb3_muon"]
     if ours and theirs:
         found["fastest_ours_over_fastest_sb3"] = max(ours) / max(theirs)
+
     return found
 
 
@@ -276,12 +301,14 @@ def _compare(speed: dict[str, float]) -> dict[str, float]:
         "ours_over_plain_jax": ("mesotron_adam", "plain_jax_adam"),
         "muon_over_sb3_muon": ("mesotron_muon", "sb3_muon"),
     }
+
     found = {key: speed[a] / speed[b] for key, (a, b) in pairs.items() if a in speed and b in speed}
     for rule in ("muon", "pion"):
         ours = f"mesotron_{rule}"
         if ours in speed and "mesotron_adam" in speed:
             # Of the time of a step: what Adam's step does not take.
             found[f"{rule}_share_of_step"] = 1 - speed[ours] / speed["mesotron_adam"]
+
     return found
 
 
@@ -292,6 +319,7 @@ def describe_machine() -> dict[str, Any]:
     about["device"] = (
         device.device_kind if device.platform != "cpu" else f"{platform.machine()} CPU"
     )
+
     return about | {"torch_device": torch_device, "torch_threads": about.pop("threads")}
 
 
@@ -316,9 +344,11 @@ def show(result: dict[str, Any]) -> None:
         ]
         for row in rows
     ]
+
     title = f"Snake {result['settings']['board']}x{result['settings']['board']}, {result['device']}"
     headings = ["contender", "games", "steps/s", "times the slowest", "steps/CPU s", "first turn s"]
     show_table(title, headings, cells)
+
     by_cpu = result.get("cpu_time_ratios", {})
     for name, value in result["ratios"].items():
         also = f", by CPU time {by_cpu[name]:.3f}" if by_cpu else ""

@@ -24,13 +24,32 @@ from mesotron.report import read_runs, render_runs
 from mesotron.runs import RunFolder
 
 NAMED = (
-    "reward", "reward_std", "facts/correct", "facts/formatted", "facts/correct_unformatted",
-    "entropy", "entropy/trajectory_q1", "entropy/trajectory_q3", "groups/zero_signal",
-    "groups/all_right", "groups/all_wrong", "completions/mean_length", "completions/min_length",
-    "completions/max_length", "facts/truncated", "completions/repetition", "learning_rate",
-    "optim/muon/update_rms", "optim/adamw/update_rms", "grad_norm", "grad_norm/auxiliary",
-    "time/step", "time/rollout", "time/optimizer", "num_tokens",
-)  # fmt: skip
+    "reward",
+    "reward_std",
+    "facts/correct",
+    "facts/formatted",
+    "facts/correct_unformatted",
+    "entropy",
+    "entropy/trajectory_q1",
+    "entropy/trajectory_q3",
+    "groups/zero_signal",
+    "groups/all_right",
+    "groups/all_wrong",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "facts/truncated",
+    "completions/repetition",
+    "learning_rate",
+    "optim/muon/update_rms",
+    "optim/adamw/update_rms",
+    "grad_norm",
+    "grad_norm/auxiliary",
+    "time/step",
+    "time/rollout",
+    "time/optimizer",
+    "num_tokens",
+)
 SCROLL = """
     const done = arguments[0], loaded = performance.getEntriesByType('navigation')[0].loadEventEnd;
     const began = performance.now();
@@ -48,14 +67,21 @@ OTHERS = tuple(f"other/{k}" for k in range(45))
 def make(path: Path, steps: int, seed: int) -> Path:
     noise = random.Random(seed)
     run = RunFolder.create(path, TrainConfig(steps=steps, seed=seed), {"device": "cpu"})
+
     with (path / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             row = {name: noise.gauss(0.5, 0.1) for name in (*NAMED, *OTHERS)}
             file.write(json.dumps({"step": step, **row}) + "\n")
+
     completion = " ".join(str(noise.random()) for _ in range(60)) + " \\boxed{7}"
     for step in range(1, steps, steps // 50):
-        sample = {"step": step, "prompt": "What is 3 + 4?", "completion": completion}
+        sample = {
+            "step": step,
+            "prompt": "What is 3 + 4?",
+            "completion": completion,
+        }
         run.append("samples", sample | {"reward": 1.0, "advantage": 0.0})
+
     return path
 
 
@@ -63,13 +89,16 @@ def open_page(page: Path, times: int) -> dict[str, float]:
     """Milliseconds until the page is loaded, and to draw the charts of one screen: medians."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
+
     for flag in ("--headless=new", "--no-sandbox", "--window-size=1440,1000"):
         options.add_argument(flag)
+
     found = []
     for _ in range(times):
         with webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver")) as driver:
             driver.get(page.as_uri())
             found.append(driver.execute_async_script(SCROLL))
+
     return {key: statistics.median(one[key] for one in found) for key in found[0]}
 
 
@@ -77,7 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--times", type=int, default=5, help="how often it is opened")
+
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=5,
+        help="how often it is opened",
+    )
+
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
@@ -86,6 +122,7 @@ def main() -> None:
         runs = read_runs(paths)
         page = Path(root) / "report.html"
         page.write_text(render_runs(runs), encoding="utf-8")
+
         result = {
             "runs": given.runs,
             "steps": given.steps,
@@ -96,6 +133,7 @@ def main() -> None:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "load": os.getloadavg()[0],
         }
+
     given.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

@@ -24,10 +24,16 @@ EOS = 49151
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048,
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
+
     return LlamaForCausalLM(config).cuda()
 
 
@@ -36,15 +42,24 @@ def seconds(rollout: Callable[[], object], repeats: int) -> float:
     rollout()
     torch.cuda.synchronize()
     began = time.perf_counter()
+
     for _ in range(repeats):
         rollout()
+
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / repeats
 
 
 def measure(model: LlamaForCausalLM, rows: int, tokens: int) -> dict[str, float]:
     prompts = torch.randint(2, EOS, (rows, PROMPT))
-    sampler = GraphSampler(model, [EOS], 0, Sampling(), dtype=torch.bfloat16)
+    sampler = GraphSampler(
+        model,
+        [EOS],
+        0,
+        Sampling(),
+        dtype=torch.bfloat16,
+    )
+
     began = time.perf_counter()
     sampler.sample(prompts.tolist(), tokens)
     torch.cuda.synchronize()
@@ -54,13 +69,25 @@ def measure(model: LlamaForCausalLM, rows: int, tokens: int) -> dict[str, float]
 
     def by_generate() -> object:
         return sampler.copy.generate(  # the same bfloat16 weights
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
-            top_p=1.0, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            pad_token_id=0,
             eos_token_id=EOS,
-        )  # fmt: skip
+        )
 
     plain = seconds(by_generate, 2)
-    return {"first_s": first, "graph_s": graph, "generate_s": plain, "ratio": plain / graph}
+    return {
+        "first_s": first,
+        "graph_s": graph,
+        "generate_s": plain,
+        "ratio": plain / graph,
+    }
 
 
 def main() -> None:
@@ -68,11 +95,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     arguments = parser.parse_args()
     found = {}
+
     model = make_model()
     for rows, tokens in SHAPES:
         found[f"{rows}x{tokens}"] = measure(model, rows, tokens)
         print(rows, tokens, found[f"{rows}x{tokens}"], flush=True)
-    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
+
+    record = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "shapes": found,
+    }
+
     arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -18,13 +18,19 @@ from benchmarks._lib.results import read_json
 from benchmarks.self_labelled.run import CONTENDERS
 
 HERE = Path(__file__).parent
-WORDS = {"vote": "plain vote", "mgrpo": "M-GRPO", "mgrpo_slow": "M-GRPO, momentum 0.999",
-         "corewarding": "Co-rewarding-II", "slow": "Co-rewarding-II, momentum 0.999",
-         "sure": "unanimous labels", "sure_slow": "unanimous labels, momentum 0.999",
-         "sure_open": "unanimous labels, entropy kept",
-         "mgrpo_skip": "M-GRPO, no step without a signal",
-         "sure_open_skip": "entropy kept, no step without a signal",
-         "grpo": "gold labels"}  # fmt: skip
+WORDS = {
+    "vote": "plain vote",
+    "mgrpo": "M-GRPO",
+    "mgrpo_slow": "M-GRPO, momentum 0.999",
+    "corewarding": "Co-rewarding-II",
+    "slow": "Co-rewarding-II, momentum 0.999",
+    "sure": "unanimous labels",
+    "sure_slow": "unanimous labels, momentum 0.999",
+    "sure_open": "unanimous labels, entropy kept",
+    "mgrpo_skip": "M-GRPO, no step without a signal",
+    "sure_open_skip": "entropy kept, no step without a signal",
+    "grpo": "gold labels",
+}
 
 
 def main() -> None:
@@ -35,19 +41,33 @@ def main() -> None:
         1, len(uses), figsize=(11, 4), layout="constrained", sharex=True, sharey=True, squeeze=False
     )
     shown = {run["contender"] for run in runs}
+
     colors = {name: f"C{k}" for k, name in enumerate(x for x in CONTENDERS if x in shown)}
     for axis, use in zip(axes, uses):
         chosen = [run for run in runs if run["use"] == use]
         for run in chosen:
             axis.plot(*zip(*run["greedy"]), color=colors[run["contender"]], lw=1)
             axis.plot(*run["greedy"][-1], "o", color=colors[run["contender"]], ms=4)
+
         seeds = ", ".join(map(str, sorted({run["seed"] for run in chosen})))
-        axis.set(title=f"{use}: seed {seeds}", xlabel="step", ylim=(0, 1.02))
+        axis.set(
+            title=f"{use}: seed {seeds}",
+            xlabel="step",
+            ylim=(0, 1.02),
+        )
+
         axis.grid(alpha=0.3)
+
     for name in colors:
         axes[0].plot([], [], color=colors[name], label=WORDS[name])
+
     axes[0].set_ylabel("greedy accuracy on held-out problems")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+    )
+
     save_picture(figure, Path(picture), dpi=100)
 
 

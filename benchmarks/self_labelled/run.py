@@ -60,10 +60,21 @@ WARM = (
 )
 SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
-SURVIVES, COLLAPSED = 0.95, 0.8  # of the best mean
-LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/abstained",
-          "votes/label_accuracy", "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
-          "completions/mean_length")  # fmt: skip
+SURVIVES = 0.95
+COLLAPSED = 0.8  # of the best mean
+LOGGED = (
+    "reward",
+    "facts/correct",
+    "facts/formatted",
+    "votes/share",
+    "votes/abstained",
+    "votes/label_accuracy",
+    "answers/top_share",
+    "answers/distinct_in_group",
+    "entropy",
+    "kl",
+    "completions/mean_length",
+)
 Cell = tuple[str, float, int]
 
 
@@ -74,20 +85,54 @@ def main() -> None:
     parser.add_argument("--known", type=Path, help="a result whose finished runs are taken over")
     parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
     usual = [name for name in CONTENDERS if not name.endswith("_skip")]  # another question
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=usual)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[120])
-    parser.add_argument("--report", type=int, nargs="+", default=[], metavar="SEED",
-                        help="seeds for the two best label-free methods")  # fmt: skip
-    parser.add_argument("--also", nargs="+", choices=CONTENDERS, default=[],
-                        help="further methods to report")  # fmt: skip
+
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=usual,
+    )
+
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[120],
+    )
+
+    parser.add_argument(
+        "--report",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="SEED",
+        help="seeds for the two best label-free methods",
+    )
+
+    parser.add_argument(
+        "--also", nargs="+", choices=CONTENDERS, default=[], help="further methods to report"
+    )
     parser.add_argument("--lr", type=float, nargs="+")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--warm", type=Path, help="a supervised start that is there already")
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, resumable, after")
+
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        help="runs at once",
+    )
+
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="stop, resumable, after",
+    )
+
     given = parser.parse_args()
     long = given.smollm2 is not None
     given.lr = given.lr or ([1e-5] if long else [3e-4])
@@ -96,8 +141,10 @@ def main() -> None:
     given.until = time.monotonic() + 60 * given.minutes
     given.known = read_known(given.known, given.steps)
     given.out.mkdir(parents=True, exist_ok=True)
+
     if long:
         given.warm = given.warm or warm_start(given)
+
     cells = [
         (name, lr, seed) for seed in given.seeds for lr in given.lr for name in given.contenders
     ]
@@ -116,6 +163,7 @@ def main() -> None:
             names = [*best, *(name for name in given.also if name not in best)]
             cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in names]
             found += run_all(cells, given, pool)
+
     write_json(found, given.result)
 
 
@@ -124,6 +172,7 @@ def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecut
     found = [one for cell in cells if (one := summarise(cell, given))]
     for one in found:
         print(*(one[key] for key in ("contender", "lr", "seed", "steps", "kept")), one["greedy"])
+
     return found
 
 
@@ -133,8 +182,10 @@ def two_best(found: list[dict]) -> list[str]:
     for one in found:
         last = fmean(value for _, value in one["greedy"][-WINDOW:])
         places.setdefault(one["contender"], []).append((one["kept"] >= SURVIVES, last))
+
     places.pop("grpo", None)
     mean = {name: tuple(map(fmean, zip(*values))) for name, values in places.items()}
+
     return sorted(mean, key=lambda name: mean[name], reverse=True)[:2]
 
 
@@ -150,25 +201,32 @@ def warm_start(given: argparse.Namespace) -> Path:
         typed = [sys.executable, "-m", "mesotron", "sft", "--model.name", given.smollm2]
         flags = f"{WARM} --device {given.device} --out {path}"
         subprocess.run([*typed, *flags.split(), *SYSTEM], check=True)
+
     return max((path / "checkpoints").glob("checkpoint-*"), key=lambda p: int(p.name[11:]))
 
 
 def train(cell: Cell, given: argparse.Namespace) -> None:
     """Train one run, unless it is finished or the time is up."""
-    path, left = folder(cell, given), given.until - time.monotonic()
+    path = folder(cell, given)
+    left = given.until - time.monotonic()
     if is_done(cell, given) or left < 5:
         return
+
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
-            command(cell, given), stdout=log, stderr=log,
+            command(cell, given),
+            stdout=log,
+            stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         while process.poll() is None:
             if time.monotonic() > given.until or is_over(path):
                 process.terminate()  # saves a checkpoint and exits
                 process.wait()
                 return
+
             time.sleep(2)
+
     if process.returncode:
         print(f"{path.name} failed; see {log.name}", flush=True)
 
@@ -206,15 +264,22 @@ def command(cell: Cell, given: argparse.Namespace) -> list[str]:
     typed = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
         return [*typed, "--resume", str(path)]
-    recipe, dtype, every = TINY, "float32", 10
+
+    recipe = TINY
+    dtype = "float32"
+
+    every = 10
     if given.warm is not None:
-        recipe, every = f"{SMOLLM2} --model.name {given.warm}", 25
+        recipe = f"{SMOLLM2} --model.name {given.warm}"
+        every = 25
         dtype = "mixed" if given.device == "cuda" else "float32"
+
     beta = published_beta(CONTENDERS[name].split()[1])
     flags = f"{recipe} {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
     flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {beta}"
     flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype {dtype}"
     flags += f" --eval-every {every} --save-every 0 --guard off --threads 1"
+
     return [*typed, *flags.split()]
 
 
@@ -232,6 +297,7 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
     rows = read_rows(path / "metrics.jsonl")
     if cell in given.known or not rows:
         return given.known.get(cell)
+
     greedy = curve(path)
     return {
         "use": "reporting" if seed >= 200 else "tuning",

@@ -34,20 +34,39 @@ def test_methods_of_the_long_horizon_are_valid_commands(name, tmp_path):
 
 
 def test_the_recipe_is_the_method_that_lasts(tmp_path):
-    given = argparse.Namespace(out=tmp_path, warm=None, device="cpu", steps=1500, prompts=8)
+    given = argparse.Namespace(
+        out=tmp_path,
+        warm=None,
+        device="cpu",
+        steps=1500,
+        prompts=8,
+    )
+
     ran = read(command(("sure_open_skip", 3e-4, 273), given))
     recipe = make_recipe("arith_self_labeled")
     for part in ("steps", "eval_every", "task", "reward", "optim", "rollout"):
         assert getattr(recipe, part) == getattr(ran, part)
+
     assert resolve(recipe.objective, 8) == resolve(ran.objective, 8)
 
 
 def test_survivors_come_first_and_gold_labels_do_not_count():
-    ends = {"grpo": (1.0, 0.9), "vote": (0.5, 0.8), "mgrpo": (0.96, 0.5), "sure": (0.99, 0.6)}
+    ends = {
+        "grpo": (1.0, 0.9),
+        "vote": (0.5, 0.8),
+        "mgrpo": (0.96, 0.5),
+        "sure": (0.99, 0.6),
+    }
+
     found = [
-        {"contender": name, "kept": kept, "greedy": [(25 * k, end) for k in range(5)]}
+        {
+            "contender": name,
+            "kept": kept,
+            "greedy": [(25 * k, end) for k in range(5)],
+        }
         for name, (kept, end) in ends.items()
     ]
+
     assert two_best(found) == ["sure", "mgrpo"]
 
 
@@ -56,15 +75,24 @@ def test_a_run_below_its_best_by_a_fifth_is_over(tmp_path, last, over):
     values = [0.5] * 4 + [last] * 4 + [0.6] * 4
     rows = [{"step": 25 * k, "eval/greedy": value} for k, value in enumerate(values)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     assert is_over(tmp_path) == over
 
 
 def test_runs_that_are_over_are_taken_from_an_earlier_result(tmp_path):
-    flat, fallen = [[k, 0.5] for k in range(8)], [[k, 0.5 - 0.05 * k] for k in range(8)]
+    flat = [[k, 0.5] for k in range(8)]
+    fallen = [[k, 0.5 - 0.05 * k] for k in range(8)]
     runs = [
-        {"contender": name, "lr": 1e-5, "seed": 120, "steps": steps, "greedy": greedy}
+        {
+            "contender": name,
+            "lr": 1e-5,
+            "seed": 120,
+            "steps": steps,
+            "greedy": greedy,
+        }
         for name, steps, greedy in (("vote", 8, flat), ("slow", 5, flat), ("sure", 5, fallen))
     ]
+
     path = tmp_path / "result.json"
     path.write_text(json.dumps(runs))
     assert {name for name, _, _ in read_known(path, 8)} == {"vote", "sure"}

@@ -8,8 +8,20 @@ from typing import Any
 from benchmarks.smollm2.plan import Cell, accuracy, died, map_row, map_rows
 from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
 
-FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured", "cutoff=0.3",
-           "cutoff=0.4", "cutoff=0.5", "aligned")  # fmt: skip
+FILTERS = (
+    "muon",
+    "k_p=4",
+    "k_p=3",
+    "k_p=2",
+    "k_p=1",
+    "k_p=0",
+    "noise",
+    "measured",
+    "cutoff=0.3",
+    "cutoff=0.4",
+    "cutoff=0.5",
+    "aligned",
+)
 BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
 
 
@@ -24,15 +36,33 @@ def sources(cells: list[Cell]) -> str:
     rows = []
     for cell in cells:
         blocks = [block for block in cell["blocks"] if block["view"] == "whole"]
-        means = [fmean(b["1"][key] for b in blocks)
-                 for key in ("effective_rank", "top_share", "noise_top")]  # fmt: skip
+        means = [
+            fmean(b["1"][key] for b in blocks)
+            for key in ("effective_rank", "top_share", "noise_top")
+        ]
+
         snr, edge = (fmean(block[key] for block in blocks) for key in ("snr", "edge"))
-        rows.append([
-            source_of(cell), str(cell["steps"]), f"{means[0]:.0f}", f"{means[1]:.2f}",
-            f"{snr:.3f}", f"{means[2]:.2f}", f"{edge:.3f}",
-        ])  # fmt: skip
-    head = ["source", "step", "effective rank", "top share", "SNR", "top of the noise",
-            "of white noise"]  # fmt: skip
+        rows.append(
+            [
+                source_of(cell),
+                str(cell["steps"]),
+                f"{means[0]:.0f}",
+                f"{means[1]:.2f}",
+                f"{snr:.3f}",
+                f"{means[2]:.2f}",
+                f"{edge:.3f}",
+            ]
+        )
+
+    head = [
+        "source",
+        "step",
+        "effective rank",
+        "top share",
+        "SNR",
+        "top of the noise",
+        "of white noise",
+    ]
     return table(head, rows)
 
 
@@ -45,6 +75,7 @@ def all_means(cells: list[Cell]) -> str:
             for size in batch_sizes([cell]):
                 label = [source_of(cell), str(cell["steps"]), view, size]
                 rows.append(label + cosine_row(blocks, size))
+
     head = ["source", "step", "view", "batches", *FILTERS, "gradient itself", "best"]
     return table(head, rows)
 
@@ -68,6 +99,7 @@ def cosine_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
         else ""  # an older result has not measured it
         for name in FILTERS
     ]
+
     plain, best = (f"{fmean(b[size]['cosine'][name] for b in blocks):.3f}" for name in BOUNDS)
     return [*shown, plain, f"{best} ({fmean(b[size]['best_rank'] for b in blocks):.0f})"]
 
@@ -80,6 +112,7 @@ def step_map(cells: list[Cell]) -> str:
         for row, here in map_rows(of(cells, optim=name)).items():
             entries = [map_entry(cell) for stage in factors for cell in of(here, stage=stage)]
             rows.append([name, map_row(*row), *entries])
+
     head = ["optimizer", "rollout", *(f"{stage[1:]} times its best rate" for stage in factors)]
     return "\n".join(["Accuracy, entropy at the end; † dead by the watch.", "", table(head, rows)])
 
@@ -94,14 +127,28 @@ def levers(cells: list[Cell]) -> str:
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
     for name in names(best_first, "stage"):
         mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
-        rows.append([
-            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", on_the_way(mine),
-            ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
-            *(mean_end(mine, metric) for metric in
-              ("groups/zero_signal", "entropy", "completions/mean_length")),
-        ])  # fmt: skip
-    head = ["change", "rate", "accuracy (at step), mean of the seeds", "last, seed by seed",
-            "groups without signal", "entropy", "tokens"]  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})",
+                on_the_way(mine),
+                ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
+                *(
+                    mean_end(mine, metric)
+                    for metric in ("groups/zero_signal", "entropy", "completions/mean_length")
+                ),
+            ]
+        )
+
+    head = [
+        "change",
+        "rate",
+        "accuracy (at step), mean of the seeds",
+        "last, seed by seed",
+        "groups without signal",
+        "entropy",
+        "tokens",
+    ]
     return table(head, rows)
 
 

@@ -33,12 +33,14 @@ def draw_map(cells: list[Cell], path: Path) -> None:
     figure, axes = pyplot.subplots(
         1, len(optims), figsize=(3.4 * len(optims) + 1, 3.2), constrained_layout=True, squeeze=False
     )
+
     rows = list(map_rows(cells))
     for axis, name in zip(axes[0], optims, strict=True):
         draw_grid(axis, [cell for cell in cells if cell["optim"] == name], rows)
         axis.set_title(name, fontsize=9)
         axis.set_yticks(range(len(rows)), [map_row(*row) for row in rows], fontsize=7)
         axis.label_outer()
+
     save(figure, path)
 
 
@@ -50,8 +52,25 @@ def draw_grid(axis: Axes, mine: list[Cell], rows: list[MapRow]) -> None:
             place = rows.index(row), rates.index(cell["rate"])
             grid[place[0]][place[1]] = accuracy(cell)
             text = f"{accuracy(cell):.2f}{'†' * died(cell)}"
-            axis.text(place[1], place[0], text, ha="center", va="center", fontsize=8, color="white")
-    axis.imshow(grid, vmin=0, vmax=0.3, cmap="viridis", aspect="auto")
+
+            axis.text(
+                place[1],
+                place[0],
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white",
+            )
+
+    axis.imshow(
+        grid,
+        vmin=0,
+        vmax=0.3,
+        cmap="viridis",
+        aspect="auto",
+    )
+
     axis.set_facecolor("lightgrey")  # not run
     axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], fontsize=7)
     axis.set_xlabel("rate", fontsize=7)
@@ -67,18 +86,41 @@ def draw_spectrum(cells: list[Cell], path: Path) -> None:
         for k, cell in enumerate(cells):
             blocks = [b for b in cell["blocks"] if b["view"] == "whole"]
             blocks = [b for b in blocks if b["block"].endswith(projection)]
+
             label = f"{source_of(cell)}, step {cell['steps']}"
             for row, what in enumerate(("sigma", "worth")):
                 ranks = blocks[0][sizes[-1]]["rank"]
                 series = [b[sizes[-1]][what] for b in blocks]
                 values = [fmean(each) for each in zip(*series, strict=True)]
                 style = STYLES[cell["stage"]]
-                axes[row][column].plot(ranks, values, style, color=f"C{k}", lw=1.2, label=label)
+
+                axes[row][column].plot(
+                    ranks,
+                    values,
+                    style,
+                    color=f"C{k}",
+                    lw=1.2,
+                    label=label,
+                )
+
         edge = blocks[0]["edge"]
-        axes[0][column].axhline(edge, color="black", ls=":", lw=1, label="noise edge")
-        axes[0][column].set(title=projection, xscale="log", yscale="log")
+        axes[0][column].axhline(
+            edge,
+            color="black",
+            ls=":",
+            lw=1,
+            label="noise edge",
+        )
+
+        axes[0][column].set(
+            title=projection,
+            xscale="log",
+            yscale="log",
+        )
+
         axes[1][column].set(xscale="log", xlabel="direction, by its singular value")
         axes[1][column].axhline(0, color="black", lw=0.6)
+
     axes[0][0].set_ylabel("singular value over the norm")
     axes[1][0].set_ylabel("what it is worth on other data")
     axes[0][0].legend(fontsize=7)
@@ -91,21 +133,38 @@ def draw_levers(cells: list[Cell], path: Path) -> None:
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
     named = dict.fromkeys(cell["stage"] for cell in best_first if not is_reference(cell))
     colours = {name: f"C{k}" for k, name in enumerate([*named][:NAMED])}
+
     told: set[str] = set()
     for cell in best_first:
         # Where time ended a run its last accuracy is no point of the curve.
         points = [p for p in cell["curve"] if p[0] < cell["steps_done"]]
         points.append([cell["steps_done"], cell["accuracy"]])
-        plain, known = is_reference(cell), is_reference(cell) or cell["stage"] in colours
+        plain = is_reference(cell)
+        known = is_reference(cell) or cell["stage"] in colours
         colour = "black" if plain else colours.get(cell["stage"], "lightgrey")
         label = cell["stage"] if known else "others"
-        axis.plot(*zip(*points, strict=True), "--" if plain else "-", lw=1.2, color=colour,
-                  marker=marker_of(cell), ms=3, zorder=1 + known,
-                  label="_" * (label in told) + label)  # fmt: skip
+
+        axis.plot(
+            *zip(*points, strict=True),
+            "--" if plain else "-",
+            lw=1.2,
+            color=colour,
+            marker=marker_of(cell),
+            ms=3,
+            zorder=1 + known,
+            label="_" * (label in told) + label,
+        )
+
         told.add(label)
+
     axis.set(xlabel="step", ylabel="greedy accuracy")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(
+        fontsize=7,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
+
     save(figure, path)
 
 
@@ -133,16 +192,31 @@ def draw_gsm8k(cells: list[Cell], path: Path) -> None:
             )
             points = smooth(cell["rows"].get("facts/correct", []))
             axis = right if several else left
-            axis.plot(*zip(*points, strict=True), style, color=f"C{k}", lw=1,
-                      label="_" * (label in told) + label)  # fmt: skip
+
+            axis.plot(
+                *zip(*points, strict=True),
+                style,
+                color=f"C{k}",
+                lw=1,
+                label="_" * (label in told) + label,
+            )
+
             told.add(label)
-    left.set(xlabel="step", ylabel="share of samples right, mean of 5", title="one update")
+
+    left.set(
+        xlabel="step",
+        ylabel="share of samples right, mean of 5",
+        title="one update",
+    )
+
     right.set(xlabel="step", title="four updates with each rollout")
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.set_visible(bool(axis.lines))
+
         if axis.lines:
             axis.legend(fontsize=7)
+
     save(figure, path)
 
 

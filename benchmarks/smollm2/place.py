@@ -17,6 +17,7 @@ def model_folder(given: Any) -> Path:
     """
     if given.model == "random":
         return random_model(given.state / "random")
+
     found = sorted(Path(given.model).expanduser().glob("*.gguf"))
     if not found:
         return Path(given.model).expanduser()
@@ -24,6 +25,7 @@ def model_folder(given: Any) -> Path:
 
     folder = convert_gguf(found[0], given.state / "models")
     name_tokens(folder)
+
     return folder
 
 
@@ -49,12 +51,20 @@ def random_model(folder: Path) -> Path:
 
     _, tokenizer = load_model(ModelConfig(name="tiny"))
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=512,
-        tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+    )
+
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
     return folder

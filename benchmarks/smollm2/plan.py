@@ -16,7 +16,11 @@ Cell = dict[str, Any]
 PARTS = ("levers", "spectrum", "map", "gsm8k")
 # Best rates of a search on sums (benchmarks/ARCHIVE.md), and the gains that make updates as large
 # as AdamW's.
-BEST_RATES = {"adamw": (1e-5, 1.0), "muon": (4e-5, 1.8), "pion_cutoff": (2e-5, 7.0)}
+BEST_RATES = {
+    "adamw": (1e-5, 1.0),
+    "muon": (4e-5, 1.8),
+    "pion_cutoff": (2e-5, 7.0),
+}
 FINAL_SEEDS = (1, 2, 3)  # of GSM8K; its search has used 0
 MAP_FACTORS = (0.5, 2.0, 8.0)
 MAP_SHAPES = ((32, 1), (8, 1), (32, 4), (8, 4))  # prompts of a rollout, updates with it
@@ -35,13 +39,24 @@ def key_of(cell: Cell) -> str:
 
 def make(part: str, stage: str, **values: Any) -> Cell:
     """A training cell; what is not said is the recipe's."""
-    usual: Cell = {"optim": "muon", "objective": "grpo", "gain": 1.0, "seed": 0, "set": []}
+    usual: Cell = {
+        "optim": "muon",
+        "objective": "grpo",
+        "gain": 1.0,
+        "seed": 0,
+        "set": [],
+    }
     return {"part": part, "stage": stage} | usual | values
 
 
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """All cells of the requested parts that are known so far, in order."""
-    makers = {"levers": levers, "spectrum": spectrum, "map": step_map, "gsm8k": gsm8k}
+    makers = {
+        "levers": levers,
+        "spectrum": spectrum,
+        "map": step_map,
+        "gsm8k": gsm8k,
+    }
     return [cell for part in given.parts for cell in makers[part](given, done)]
 
 
@@ -58,12 +73,20 @@ def died(cell: Cell) -> bool:
 def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """What might make it learn faster, all with one seed first."""
     return [
-        make("levers", name, optim=optim, rate=rate, gain=more, set=[*changes],
-             steps=given.final_steps, seed=seed)
+        make(
+            "levers",
+            name,
+            optim=optim,
+            rate=rate,
+            gain=more,
+            set=[*changes],
+            steps=given.final_steps,
+            seed=seed,
+        )
         for seed in given.lever_seeds
         for name, (optim, rate, more, changes) in LEVERS.items()
         if not given.levers or name in given.levers
-    ]  # fmt: skip
+    ]
 
 
 def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
@@ -71,8 +94,14 @@ def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
     GSM8K, where its supervised start has been made, there."""
     places: list[Cell] = [{"steps": steps} for steps in (0, given.spectrum_steps)]
     places += [{"task": "gsm8k", "steps": 0}] * (key_of(WARM_GSM8K) in done)
+
     return [
-        {"part": "spectrum", "stage": source, **place, "seed": 0}
+        {
+            "part": "spectrum",
+            "stage": source,
+            **place,
+            "seed": 0,
+        }
         for place in places
         for source in ("rlvr", "sft")
     ]
@@ -98,8 +127,16 @@ def step_map(given: Any, done: dict[str, Cell]) -> list[Cell]:
                 for name, (rate, gain) in BEST_RATES.items():
                     more = {"rate": float(f"{factor * rate:.3g}"), "gain": gain}
                     more |= {"steps": given.map_rollouts * updates, "set": changes}
-                    cells.append(make("map", f"x{factor:g}", optim=name, objective=objective,
-                                      **more))  # fmt: skip
+                    cells.append(
+                        make(
+                            "map",
+                            f"x{factor:g}",
+                            optim=name,
+                            objective=objective,
+                            **more,
+                        )
+                    )
+
     return cells
 
 
@@ -131,14 +168,17 @@ def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
     at the one that samples more right answers, then several updates with each rollout."""
     if key_of(WARM_GSM8K) not in done:
         return [WARM_GSM8K]
+
     searched = {name: gsm8k_rates(given, name) for name in BEST_RATES}
     cells = [cell for each in zip(*searched.values(), strict=True) for cell in each]
     found = {name: [done.get(key_of(cell)) for cell in mine] for name, mine in searched.items()}
+
     best = [
         searched[name][max(range(len(ran)), key=lambda k: sampled_right(ran[k]))]
         for name, ran in found.items()
         if None not in ran
     ]
+
     cells += [cell | {"stage": "final", "seed": seed} for seed in FINAL_SEEDS for cell in best]
     several = {"steps": SEVERAL * given.gsm8k_steps, "set": [f"rollout.updates={SEVERAL}"]}
     cells += [
@@ -146,6 +186,7 @@ def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
         for objective in ("grpo", "gmpo")
         for cell in best
     ]
+
     return cells
 
 
@@ -153,10 +194,16 @@ def gsm8k_rates(given: Any, name: str) -> list[Cell]:
     """Half the best rate on sums, and that rate."""
     rate, gain = BEST_RATES[name]
     return [
-        make("gsm8k", "search", optim=name, rate=float(f"{factor * rate:.3g}"), gain=gain,
-             steps=given.gsm8k_steps)
+        make(
+            "gsm8k",
+            "search",
+            optim=name,
+            rate=float(f"{factor * rate:.3g}"),
+            gain=gain,
+            steps=given.gsm8k_steps,
+        )
         for factor in GSM8K_FACTORS
-    ]  # fmt: skip
+    ]
 
 
 def sampled_right(cell: Cell) -> float:

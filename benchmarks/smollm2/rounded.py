@@ -35,12 +35,14 @@ def imitate(model: Any, ids: Tensor, mask: Tensor, last: int, sampling: bool) ->
         last: how many positions.
         sampling: as the sampler computes; else as a training pass in autocast.
     """
-    config, r = model.config, rounded
+    config = model.config
+    r = rounded
     outside = r if sampling else same  # what autocast leaves in float32
     weights = {name: r(p) for name, p in model.named_parameters()}
     kept = weights if sampling else dict(model.named_parameters())
     B, S = ids.shape
-    D, share = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    D = config.head_dim
+    share = config.num_attention_heads // config.num_key_value_heads
     seen = mask[:, None, None] & torch.ones(S, S, dtype=torch.bool).tril() | torch.eye(S).bool()
     x = embedding(ids, kept["model.embed_tokens.weight"])
     places = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -64,6 +66,7 @@ def imitate(model: Any, ids: Tensor, mask: Tensor, last: int, sampling: bool) ->
             r(product(normed, f"self_attn.{one}_proj")).view(B, S, -1, D).transpose(1, 2)
             for one in "qkv"
         )
+
         key, value = (y.repeat_interleave(share, dim=1) for y in (turn(key), value))
         mixed = r(scaled_dot_product_attention(turn(query), key, value, attn_mask=seen))
         found = product(mixed.transpose(1, 2).reshape(B, S, -1), "self_attn.o_proj")
@@ -72,5 +75,6 @@ def imitate(model: Any, ids: Tensor, mask: Tensor, last: int, sampling: bool) ->
         gate, up = (r(product(normed, f"mlp.{one}_proj")) for one in ("gate", "up"))
         found = product(r(r(silu(gate)) * up), "mlp.down_proj")
         x = r(x + found) if sampling else x + r(found)
+
     logits = r(linear(norm(x, "norm")[:, -last:], weights["model.embed_tokens.weight"]))
     return logits.log_softmax(-1)

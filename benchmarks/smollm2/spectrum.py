@@ -44,9 +44,11 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, p in model.named_parameters()
         if name.split(".")[-2] in PROJECTIONS
     }
+
     layers = sorted({int(name.split(".")[0]) for name in found})
     places = {round(k * (len(layers) - 1) / max(LAYERS - 1, 1)) for k in range(LAYERS)}
     chosen = {layers[place] for place in places}
+
     return {name: p for name, p in found.items() if int(name.split(".")[0]) in chosen}
 
 
@@ -54,13 +56,15 @@ class Tap(TrainerCallback):
     """After `steps` steps freezes the weights and keeps the gradients of the steps that follow."""
 
     def __init__(self, trainer: Any, steps: int) -> None:
-        self.trainer, self.steps = trainer, steps
+        self.trainer = trainer
+        self.steps = steps
         self.kept: dict[str, list[Tensor]] = {name: [] for name in matrices(trainer.model)}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.steps:
             scheduler = self.trainer.lr_scheduler
             scheduler.base_lrs = [0.0 for _ in scheduler.base_lrs]
+
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = 0.0
 
@@ -75,21 +79,48 @@ def spectrum_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """The spectra of one source (rlvr or sft) after so many steps."""
     began = time.time()
     quiet_libraries()
-    usual: Cell = {"optim": "muon", "objective": "grpo", "rate": 1e-4, "gain": 1.0, "set": []}
+    usual: Cell = {
+        "optim": "muon",
+        "objective": "grpo",
+        "rate": 1e-4,
+        "gain": 1.0,
+        "set": [],
+    }
+
     full = usual | cell | {"steps": cell["steps"] + BATCHES, "part": subject(cell)}
     gather = from_rlvr if cell["stage"] == "rlvr" else from_sft
     kept, heads, reached = gather(full, cell["steps"], given, deadline)
     if kept is None:
         return None
+
     blocks = []
     for name, gradients in kept.items():
         G = torch.stack(gradients)
-        blocks.append({"block": name, "view": "whole", **measure(G[:, None])})
+        blocks.append(
+            {
+                "block": name,
+                "view": "whole",
+                **measure(G[:, None]),
+            }
+        )
+
         number = heads.get(name.split(".")[1])
         if number:
-            blocks.append({"block": name, "view": "heads", **measure(cut(G, name, number))})
+            blocks.append(
+                {
+                    "block": name,
+                    "view": "heads",
+                    **measure(cut(G, name, number)),
+                }
+            )
+
     prompts = config_of(full, given, Path("unused")).rollout.prompts
-    found = {"blocks": blocks, "prompts": prompts, "accuracy": reached}
+    found = {
+        "blocks": blocks,
+        "prompts": prompts,
+        "accuracy": reached,
+    }
+
     return cell | found | {"seconds": time.time() - began}
 
 
@@ -97,6 +128,7 @@ def from_rlvr(full: Cell, steps: int, given: Any, deadline: float) -> tuple[Any,
     """Gradients of GRPO, as the trainer makes them."""
     path = given.state / "runs" / f"spectrum-{time.time_ns():x}"
     config = config_of(full, given, path)
+
     run = RunFolder.create(path, config, {})
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, verifier)
@@ -104,8 +136,10 @@ def from_rlvr(full: Cell, steps: int, given: Any, deadline: float) -> tuple[Any,
         tap = Tap(trainer, steps)
         trainer.add_callback(tap)
         trainer.train()
+
     rewarded = [row["facts/correct"] for row in kept.rows[steps:] if "facts/correct" in row]
     reached = sum(rewarded) / len(rewarded) if rewarded else None
+
     return None if kept.late else tap.kept, heads_of(parts.model), reached
 
 
@@ -115,22 +149,32 @@ def from_sft(full: Cell, steps: int, given: Any, deadline: float) -> tuple[Any, 
     made = Supervised(config, steps + BATCHES)
     if steps:
         made.train(lambda step: step >= steps or time.time() > deadline)
+
     kept: dict[str, list[Tensor]] = {name: [] for name in matrices(made.model)}
     for number, batch in enumerate(made.batches()):
         if number >= steps:
             made.model.zero_grad()
             made.backward(batch)
+
             for name, p in matrices(made.model).items():
                 assert p.grad is not None
                 kept[name].append(p.grad.detach().float().clone())
+
     late = time.time() > deadline
     return None if late else kept, heads_of(made.model), made.accuracy()
 
 
 def heads_of(model: Any) -> dict[str, int]:
     """How many heads the projections of attention have."""
-    queries, keys = model.config.num_attention_heads, model.config.num_key_value_heads
-    return {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+    queries = model.config.num_attention_heads
+    keys = model.config.num_key_value_heads
+
+    return {
+        "q_proj": queries,
+        "k_proj": keys,
+        "v_proj": keys,
+        "o_proj": queries,
+    }
 
 
 def cut(G: Tensor, name: str, number: int) -> Tensor:
@@ -154,17 +198,25 @@ def measure(G: Tensor) -> dict[str, Any]:
     """
     if G.shape[2] > G.shape[3]:
         G = G.transpose(2, 3)
+
     m, n = G.shape[2:]
     squares = [float(g.double().square().sum()) for g in G]
     snr = snr_from_norms(squares, float(G.double().sum(0).square().sum()))["gradient/snr"]
     half = len(G) // 2
     B = G[half:].mean(0)
-    A, parts = G[:half].mean(0), G[:half].unflatten(0, (2, -1)).mean(1)
+    A = G[:half].mean(0)
+    parts = G[:half].unflatten(0, (2, -1)).mean(1)
+
     found = {
         "1": directions(G[0], B, (G[0] - G[1]) / 2**0.5),
         str(half): directions(A, B, (parts[0] - parts[1]) / 2),
     }
-    return {"shape": [m, n], "snr": snr, "edge": noise_edge(m, n), **found}
+    return {
+        "shape": [m, n],
+        "snr": snr,
+        "edge": noise_edge(m, n),
+        **found,
+    }
 
 
 def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
@@ -187,9 +239,11 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     size = torch.linalg.matrix_norm(B).clamp_min(1e-30)
     cosines = worth.cumsum(1) / counts.sqrt() / size[:, None]  # of the first k directions
     top = torch.linalg.matrix_norm(noise, 2)
+
     passed = {name: (share > edge).sum(1) for name, edge in edges.items()}
     for cutoff in RELATIVE:
         passed[f"cutoff={cutoff}"] = (sigma > cutoff * sigma[:, :1]).sum(1)
+
     # The first k whose step is most like the gradient that it was made of.
     passed["aligned"] = (sigma.cumsum(1) / counts.sqrt()).argmax(1) + 1
     passed["measured"] = (sigma > MARGIN * top[:, None]).sum(1).clamp_min(1)
@@ -199,9 +253,11 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
         )
         for name, number in passed.items()
     }
+
     found |= {"gradient": (A * B).sum((1, 2)) / norm[:, 0] / size, "best": cosines.amax(1)}
     alone = torch.linalg.matrix_norm(noise).clamp_min(1e-30)
     places = torch.linspace(0, m - 1, min(m, POINTS)).round().long()
+
     return {
         "effective_rank": float(rank.mean()),
         "top_share": float(share[:, 0].square().mean()),

@@ -36,15 +36,23 @@ def main() -> None:
     given.folder = str(model_folder(given))
     cells = Cells(given, say)
     say(f"{given.folder}; {len(cells.done)} cells are there already, {cells.left()} to go")
+
     shares = given.device == "cuda" and given.workers > 1
     try:
         side_by_side = mps(given.state, say) if shares else nullcontext()
         with side_by_side, (given.state / "workers.log").open("ab") as log:
             work_through(
-                "benchmarks.smollm2.worker:run_cell", vars(given), cells.following, cells.take,
-                key_of, num_workers=given.workers, deadline=began + given.seconds, grace=GRACE,
-                threads=given.threads, log=log,
-            )  # fmt: skip
+                "benchmarks.smollm2.worker:run_cell",
+                vars(given),
+                cells.following,
+                cells.take,
+                key_of,
+                num_workers=given.workers,
+                deadline=began + given.seconds,
+                grace=GRACE,
+                threads=given.threads,
+                log=log,
+            )
     finally:
         cells.write()
         say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")
@@ -55,23 +63,69 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, default=Path("/tmp/smollm2"))
-    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["levers"])
+
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="results to go on from",
+    )
+
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=["levers"],
+    )
+
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of each worker",
+    )
+
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        help="NAME=VALUE settings of every run",
+    )
+
     parser.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")
     parser.add_argument("--micro-batch", type=int, default=256)
     parser.add_argument("--spectrum-steps", type=int, default=60)
-    parser.add_argument("--final-steps", type=int, default=120, help="of a lever")
-    parser.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
-    parser.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
+
+    parser.add_argument(
+        "--final-steps",
+        type=int,
+        default=120,
+        help="of a lever",
+    )
+
+    parser.add_argument(
+        "--levers",
+        nargs="*",
+        default=[],
+        help="some of the levers; all if none",
+    )
+
+    parser.add_argument(
+        "--lever-seeds",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+    )
+
     parser.add_argument("--map-rollouts", type=int, default=40)
     parser.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
     parser.add_argument("--gsm8k-steps", type=int, default=40)
+
     return parser.parse_args()
 
 
@@ -79,11 +133,14 @@ class Cells:
     """What is finished, on disk as it comes, and what comes next."""
 
     def __init__(self, given: argparse.Namespace, say: Any) -> None:
-        self.given, self.say, self.path = given, say, given.out / "results.json"
+        self.given = given
+        self.say = say
+        self.path = given.out / "results.json"
         self.done: dict[str, Cell] = {}
         self.failed: dict[str, str] = {}
         self.seconds = 0.0
         self.began = time.time()
+
         for file in (*given.cells, self.path):
             if file.exists():
                 found = read_json(file)
@@ -102,6 +159,7 @@ class Cells:
             key = key_of(cell)
             if key not in self.done and key not in busy and key not in self.failed:
                 return cell
+
         return None
 
     def left(self) -> int:
@@ -115,6 +173,7 @@ class Cells:
         elif cell is not None:
             self.done[key] = cell
             self.say(f"{key}: {describe(cell)}")
+
         self.write()
 
     def write(self) -> None:
@@ -127,6 +186,7 @@ class Cells:
             "cells": list(self.done.values()),
             "failed": self.failed,
         }
+
         write_json(record, self.path)
 
 
@@ -138,6 +198,7 @@ def describe(cell: Cell) -> str:
         words.append(f"{cell['step_seconds'] or 0:.2f} s a step, {cell['steps_done']} steps")
     elif cell.get("accuracy") is not None:
         words = [f"{cell['accuracy']:.3f}", *words]
+
     return " ".join(words)
 
 
@@ -146,7 +207,12 @@ def describe_machine(device: str) -> dict[str, str]:
     import transformers
 
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
+
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 if __name__ == "__main__":

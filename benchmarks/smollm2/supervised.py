@@ -34,11 +34,19 @@ class Supervised:
     """
 
     def __init__(self, config: TrainConfig, steps: int) -> None:
-        self.config, self.device = config, torch.device(config.device)
+        self.config = config
+        self.device = torch.device(config.device)
         self.task: Task = load_task(config.task)
         self.model, self.tokenizer = load_model(config.model, self.device)
         self.batch = config.rollout.prompts
-        solved = SftConfig(model=config.model, task=config.task, steps=steps, batch=self.batch)
+
+        solved = SftConfig(
+            model=config.model,
+            task=config.task,
+            steps=steps,
+            batch=self.batch,
+        )
+
         self.rows = make_demonstrations(self.task, solved, self.tokenizer)
         self.model.train()
 
@@ -51,7 +59,13 @@ class Supervised:
             ids = [one + [pad] * (long - len(one)) for one in rows["input_ids"]]
             labels = [one + [IGNORED] * (long - len(one)) for one in rows["labels"]]
             mask = [[1] * len(one) + [0] * (long - len(one)) for one in rows["input_ids"]]
-            made = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+            made = {
+                "input_ids": ids,
+                "labels": labels,
+                "attention_mask": mask,
+            }
+
             yield {name: torch.tensor(x, device=self.device) for name, x in made.items()}
 
     def backward(self, batch: dict[str, Tensor]) -> None:
@@ -67,9 +81,14 @@ class Supervised:
     def accuracy(self) -> float:
         """Greedy, on the held-out problems."""
         found = evaluate(
-            self.model, self.tokenizer, self.task.eval, self.config.task,
-            examples=self.task.examples, max_tokens=self.config.rollout.max_tokens, samples=0,
-        )  # fmt: skip
+            self.model,
+            self.tokenizer,
+            self.task.eval,
+            self.config.task,
+            examples=self.task.examples,
+            max_tokens=self.config.rollout.max_tokens,
+            samples=0,
+        )
         return found.greedy.strict.value
 
     def train(self, until: Callable[[int], bool]) -> None:
@@ -86,7 +105,13 @@ class Supervised:
 def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """Train the model that a part starts from; None if time was up."""
     began = time.time()
-    usual: Cell = {"optim": "adamw", "objective": "grpo", "rate": RATE, "gain": 1.0}
+    usual: Cell = {
+        "optim": "adamw",
+        "objective": "grpo",
+        "rate": RATE,
+        "gain": 1.0,
+    }
+
     full = usual | {"steps": 1, "set": []} | cell
     config = config_of(full, given, Path("unused"))
     made = Supervised(config, given.gsm8k_sft or GSM8K_ROWS // config.rollout.prompts)
@@ -94,10 +119,16 @@ def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     made.train(lambda _: time.time() > deadline)
     if time.time() > deadline:
         return None
+
     curve.append([len(made.rows) // made.batch, made.accuracy()])
     folder = warm_folder(given.state, cell["part"])
     draft = folder.with_suffix(".draft")
     made.model.save_pretrained(draft)
     made.tokenizer.save_pretrained(draft)
     draft.rename(folder)
-    return cell | {"curve": curve, "accuracy": curve[-1][1], "seconds": time.time() - began}
+
+    return cell | {
+        "curve": curve,
+        "accuracy": curve[-1][1],
+        "seconds": time.time() - began,
+    }

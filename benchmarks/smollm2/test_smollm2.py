@@ -22,17 +22,30 @@ def given(tmp_path):
     rows = "".join(f'{{"question": "{k}+1?", "answer": "#### {k + 1}"}}\n' for k in range(99))
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text(rows.replace("?", f" in {name}?"))
+
     return argparse.Namespace(
-        parts=["levers", "spectrum", "map", "gsm8k"], levers=[], lever_seeds=[1, 2],
-        spectrum_steps=60, final_steps=120, map_rollouts=40, gsm8k_steps=60, state=tmp_path,
-        folder="tiny", device="cpu", micro_batch=256, set=[], plain=False, gsm8k=tmp_path,
-    )  # fmt: skip
+        parts=["levers", "spectrum", "map", "gsm8k"],
+        levers=[],
+        lever_seeds=[1, 2],
+        spectrum_steps=60,
+        final_steps=120,
+        map_rollouts=40,
+        gsm8k_steps=60,
+        state=tmp_path,
+        folder="tiny",
+        device="cpu",
+        micro_batch=256,
+        set=[],
+        plain=False,
+        gsm8k=tmp_path,
+    )
 
 
 def finish(cell: dict, share: float) -> dict:
     draws = random.Random(str(cell))
     solved = "".join(str(int(draws.random() < share)) for _ in range(512))
     rows = {"facts/correct": [[1, 0.9], [2, share]]}
+
     return cell | {"solved": solved, "rows": rows}
 
 
@@ -48,6 +61,7 @@ def test_the_map_has_the_published_cells(given):
     given.parts = ["map"]
     published = read_json(Path(page.__file__).with_name("results.json.gz"))["cells"]
     keys = {key_of(cell) for cell in published if cell["part"] == "map"}
+
     assert {key_of(cell) for cell in plan(given, {})} == keys
 
 
@@ -58,6 +72,7 @@ def test_finals_use_fresh_seeds_at_the_best_rate(given):
         own = [cell for cell in cells if cell["optim"] == name]
         searched = [(c["rate"], c["seed"]) for c in own if c["stage"] == "search"]
         finals = [(c["rate"], c["gain"], c["seed"]) for c in own if c["stage"] == "final"]
+
         assert searched == [(rate / 2, 0), (rate, 0)]
         assert finals == [(rate, gain, seed) for seed in FINAL_SEEDS]
 
@@ -67,6 +82,7 @@ def test_every_training_cell_is_a_valid_config(given):
     for cell in run_all(given).values():
         if "optim" not in cell:
             continue
+
         config = config_of(cell, given, given.state / "run")
         check(config)
         assert (config.steps, config.seed) == (cell["steps"], cell["seed"])
@@ -77,7 +93,9 @@ def test_the_best_rank_is_the_rank_of_the_signal():
     torch.manual_seed(0)
     U, V = (torch.linalg.qr(torch.randn(size, 3)).Q for size in (32, 64))
     spectra = measure((3.0 * U @ V.T + 0.02 * torch.randn(16, 32, 64))[:, None])
-    cosine, passed = spectra["8"]["cosine"], spectra["8"]["passed"]
+    cosine = spectra["8"]["cosine"]
+    passed = spectra["8"]["passed"]
+
     assert spectra["8"]["best_rank"] == passed["k_p=1"] == passed["measured"] == 3
     assert cosine["k_p=1"] == cosine["best"] == pytest.approx(1.0, abs=5e-3)
     assert cosine["k_p=0"] == 0.0  # no direction has two thirds of the energy
@@ -91,6 +109,7 @@ def test_a_measured_edge_excludes_noise_that_is_not_white():
     u, v = (torch.linalg.qr(torch.randn(size, 1)).Q for size in (32, 64))
     rows = torch.where(torch.arange(32) < 2, 1.0, 0.05)[:, None]
     spectra = measure((12.0 * u @ v.T + rows * torch.randn(16, 32, 64))[:, None])
+
     assert spectra["1"]["passed"]["measured"] == 1 < spectra["1"]["passed"]["noise"]
     assert spectra["1"]["cosine"]["measured"] > spectra["1"]["cosine"]["noise"]
 
@@ -105,16 +124,32 @@ def trained(cell: dict, share: float, problems: int = 512) -> dict:
     solved = finish(cell, share)["solved"][:problems]
     reached = solved.count("1") / problems
     names = ("facts/correct", "groups/zero_signal", "facts/truncated", "entropy")
+
     return cell | {
-        "solved": solved, "accuracy": reached, "diverged": False, "steps_done": cell["steps"],
+        "solved": solved,
+        "accuracy": reached,
+        "diverged": False,
+        "steps_done": cell["steps"],
         "rows": {name: [[step, 0.5] for step in (1, 2)] for name in names},
-        "curve": [[1, 0.07], [2, reached]], "dead_blocks": None, "health": ["healthy", None, "ok"],
-    }  # fmt: skip
+        "curve": [[1, 0.07], [2, reached]],
+        "dead_blocks": None,
+        "health": ["healthy", None, "ok"],
+    }
 
 
 def write_pages(cells: list[dict], folder: Path) -> None:
-    machine = {"device": "a GPU", "torch": "2", "transformers": "5"}
-    record = {"settings": {"model": "/a/place"}, "machine": machine, "cells": cells}
+    machine = {
+        "device": "a GPU",
+        "torch": "2",
+        "transformers": "5",
+    }
+
+    record = {
+        "settings": {"model": "/a/place"},
+        "machine": machine,
+        "cells": cells,
+    }
+
     (folder / "results.json").write_text(json.dumps(record))
     page.main([str(folder / "results.json")], folder)
 
@@ -126,25 +161,46 @@ def rows_of(path: Path, first: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_pages_show_intervals_and_means(given, tmp_path):
-    warm = {"part": "gsm8k", "stage": "warm", "seed": 0, "curve": [[0, 0.01], [467, 0.12]],
-            "accuracy": 0.12}  # fmt: skip
+    warm = {
+        "part": "gsm8k",
+        "stage": "warm",
+        "seed": 0,
+        "curve": [[0, 0.01], [467, 0.12]],
+        "accuracy": 0.12,
+    }
+
     shares = {"adamw": 0.1, "muon": 0.4, "pion_cutoff": 0.38}
     runs = [
-        trained(make("gsm8k", stage, optim=name, rate=1e-5, steps=60, seed=seed), share, 256)
+        trained(
+            make(
+                "gsm8k",
+                stage,
+                optim=name,
+                rate=1e-5,
+                steps=60,
+                seed=seed,
+            ),
+            share,
+            256,
+        )
         | {"rows": {"facts/correct": [[1, 0.0], [2, share]]}}
         for stage in ("search", "final", "several")
         for seed in (1, 2, 3)
         for name, share in shares.items()
     ]
+
     cells = levers(given, {})
     assert len(cells) == 2 * len(LEVERS)
+
     write_pages([warm, *runs, *(trained(cell, 0.1 * cell["seed"]) for cell in cells)], tmp_path)
     tables = tmp_path / "tables.md"
     compared = {n: next(row for row in rows_of(tables, n) if len(row) == 8) for n in shares}
     low = {n: row[4].partition("[")[2].partition(",")[0] for n, row in compared.items()}
+
     assert low["muon"] == ""  # the leader
     assert float(low["adamw"]) > 0 > float(low["pion_cutoff"])
     assert (tmp_path / "gsm8k.png").stat().st_size > 1000
+
     row = rows_of(tables, "stock")[0]
     both = [float(word) for word in row[3].split(", ")]
     assert row[2] == f"{sum(both) / 2:.3f} (2)"
@@ -153,7 +209,12 @@ def test_pages_show_intervals_and_means(given, tmp_path):
 
 @pytest.mark.slow
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
-    config = TrainConfig(model=ModelConfig(name="tiny"), task=TaskConfig(num_eval=2), device="cpu")
+    config = TrainConfig(
+        model=ModelConfig(name="tiny"),
+        task=TaskConfig(num_eval=2),
+        device="cpu",
+    )
+
     made = supervised.Supervised(config, 1)
     batch = next(made.batches())
     batch["labels"][0, :-1] = supervised.IGNORED  # rows with few tokens weigh less
@@ -162,6 +223,7 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
         monkeypatch.setattr(supervised, "ROWS", rows)
         made.model.zero_grad()
         made.backward(batch)
+
         return torch.cat([p.grad.flatten() for p in made.model.parameters()])
 
     made.model(**batch).loss.backward()

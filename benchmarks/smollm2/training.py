@@ -37,15 +37,34 @@ from mesotron.rlvr.session import (
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
 
-KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups/zero_signal",
-        "entropy", "grad_norm", "completions/mean_length", "answers/top_share", "gradient/snr",
-        "ratio/log_max", "clip_ratio/region_mean", "step_time")  # fmt: skip
+KEPT = (
+    "reward",
+    "facts/correct",
+    "facts/formatted",
+    "facts/truncated",
+    "groups/zero_signal",
+    "entropy",
+    "grad_norm",
+    "completions/mean_length",
+    "answers/top_share",
+    "gradient/snr",
+    "ratio/log_max",
+    "clip_ratio/region_mean",
+    "step_time",
+)
 LONG = 300  # steps from which rows are kept as means of ten
 SNR_EVERY = 10
 # Sampling with few kernels, and passes that read a prompt once for its completions.
 FAST = ("rollout.fast=true",)
-GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=hashes",
-         "task.num_eval=1024", "rollout.max_tokens=150", "rollout.micro_batch=32")  # fmt: skip
+GSM8K = (
+    "task.name=gsm8k",
+    "task.few_shot=0",
+    "task.system=none",
+    "task.format=hashes",
+    "task.num_eval=1024",
+    "rollout.max_tokens=150",
+    "rollout.micro_batch=32",
+)
 
 
 class Rows(TrainerCallback):
@@ -77,7 +96,14 @@ def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
     changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
     kind = Language("arith_smollm2", changes)
     contender = kind.contenders([cell["optim"]], [cell["objective"]])[0]
-    config = kind.settings(contender, cell["rate"], cell["seed"], run, cell["gain"])
+
+    config = kind.settings(
+        contender,
+        cell["rate"],
+        cell["seed"],
+        run,
+        cell["gain"],
+    )
     return fit_micro_batch(config)
 
 
@@ -86,6 +112,7 @@ def fit_micro_batch(config: TrainConfig) -> TrainConfig:
     rollout = config.rollout
     rows = rollout.prompts * rollout.generations // rollout.updates
     micro = next(k for k in range(min(rollout.micro_batch or rows, rows), 0, -1) if rows % k == 0)
+
     return replace(config, rollout=replace(rollout, micro_batch=micro))
 
 
@@ -95,6 +122,7 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     quiet_libraries()
     path = given.state / "runs" / f"{abs(hash(key_of(cell))):x}-{time.time_ns():x}"
     config = config_of(cell, given, path)
+
     run = RunFolder.create(path, config, {})
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, verifier)
@@ -104,7 +132,9 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         trainer.train()
         if kept.late and cell["part"] != "levers":
             return None
+
         found = summary(parts, trainer, kept.rows)
+
     shutil.rmtree(path)
     return cell | found | {"whole": not kept.late, "seconds": time.time() - began}
 
@@ -114,6 +144,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
     config = parts.config
     set_seed(config.seed)
     mixed = {"bf16": given.device == "cuda", "save_strategy": "no"}
+
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
@@ -126,11 +157,14 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         judge=parts.judge,
         fast=config.rollout.fast,
     )
+
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)
     trainer.add_callback(kept)
+
     if config.watch.snr_every:
         trainer.callback_handler.callbacks.insert(0, SnrProbe(config.watch.snr_every, trainer))
+
     return trainer, kept
 
 
@@ -139,7 +173,8 @@ def build_stock(
 ) -> tuple[GRPOTrainer, Rows]:
     """Plain TRL with its own AdamW, loss and sampling; the reward is ours."""
     config = parts.config
-    rollout, ends = config.rollout, (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
+    rollout = config.rollout
+    ends = (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
 
     def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
         texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
@@ -147,14 +182,24 @@ def build_stock(
         return parts.reward(texts, completion_ids, gold, cut)
 
     args = GRPOConfig(
-        output_dir=str(run.checkpoints), max_steps=config.steps, seed=config.seed,
+        output_dir=str(run.checkpoints),
+        max_steps=config.steps,
+        seed=config.seed,
         per_device_train_batch_size=rollout.prompts * rollout.generations,
-        num_generations=rollout.generations, max_completion_length=rollout.max_tokens,
-        learning_rate=config.optim.lr, lr_scheduler_type="constant", logging_steps=1,
-        gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True,
-        use_cpu=given.device == "cpu", bf16=given.device == "cuda",
+        num_generations=rollout.generations,
+        max_completion_length=rollout.max_tokens,
+        learning_rate=config.optim.lr,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=given.device == "cpu",
+        bf16=given.device == "cuda",
         dataloader_pin_memory=given.device == "cuda",
-    )  # fmt: skip
+    )
+
     rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(
         parts.model, reward, args, train_dataset=rows, processing_class=parts.tokenizer
@@ -162,6 +207,7 @@ def build_stock(
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)
     trainer.add_callback(kept)
+
     return trainer, kept
 
 
@@ -173,21 +219,33 @@ def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> N
     def now() -> float:
         return evaluate_part(parts, trainer.model, "on the way")["greedy"]["strict"]["value"]
 
-    every, problems = given.final_steps // 4, len(parts.task.eval)
-    trainer.add_callback(EvalEvery(every, trainer, now, start=now(), problems=problems))
+    every = given.final_steps // 4
+    problems = len(parts.task.eval)
+    trainer.add_callback(
+        EvalEvery(
+            every,
+            trainer,
+            now,
+            start=now(),
+            problems=problems,
+        )
+    )
 
 
 def summary(parts: Parts, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> Cell:
     """What is kept of a run: problems solved, curves, and what the watch says."""
     broken = diverged_at(rows) is not None
     if broken:
-        solved, formatted = "0" * len(parts.task.eval), 0.0
+        solved = "0" * len(parts.task.eval)
+        formatted = 0.0
     else:
         after = evaluate_part(parts, trainer.model, "after")
         solved = "".join(str(int(one["correct"])) for one in after["transcripts"])
         formatted = after["greedy"]["rates"]["facts/formatted"]
+
     health = health_of(rows)
     times = [row["step_time"] for row in rows if "step_time" in row]
+
     return {
         "solved": solved,
         "accuracy": solved.count("1") / len(solved),
@@ -214,6 +272,7 @@ def column(rows: list[dict[str, Any]], name: str) -> list[list[float]]:
     pairs = [(row["step"], row[name]) for row in rows if name in row]
     size = 10 if len(rows) > LONG else 1
     blocks = [pairs[k : k + size] for k in range(0, len(pairs), size)]
+
     return [
         [block[-1][0], float(f"{statistics.fmean(value for _, value in block):.4g}")]
         for block in blocks

@@ -25,6 +25,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
     from benchmarks.smollm2.training import train_cell
 
     make = spectrum_cell if cell["part"] == "spectrum" else train_cell
+
     make = warm_cell if cell["stage"] == "warm" else make
     try:
         return make(cell, given, deadline)

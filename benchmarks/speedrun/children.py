@@ -30,7 +30,8 @@ class Children:
     """
 
     def __init__(self, target: str, compile_anew: bool = True) -> None:
-        self.target, self.compile_anew = target, compile_anew
+        self.target = target
+        self.compile_anew = compile_anew
         self.waiting = self._start()
 
     def _start(self) -> Worker:
@@ -45,10 +46,12 @@ class Children:
             folder: for what it writes.
             seconds: its limit, which it observes by itself.
         """
-        worker, self.waiting = self.waiting, self._start()
+        worker = self.waiting
+        self.waiting = self._start()
         folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         given = {"folder": folder, "seconds": seconds, **given}
+
         cache = folder / "triton" if self.compile_anew else None
         try:
             worker.receive(START_SECONDS)
@@ -56,6 +59,7 @@ class Children:
             row = worker.call(f"{HERE}:run_cell", *arguments, timeout=seconds + GRACE)
         except (RuntimeError, ValueError) as error:
             row = {"failed": str(error)[-2000:]}
+
         worker.kill()
         return row | {"whole_s": time.perf_counter() - began}
 
@@ -86,6 +90,7 @@ class Results:
         names = ("torch", "transformers", "trl")
         self.facts = {name: metadata.version(name) for name in names}
         self.cells: dict[str, Row] = {}
+
         if path.exists():
             self.cells = read_json(path)["cells"]
 

@@ -47,19 +47,32 @@ def make_config(
     changes = {"rollout.fast": False, **NAMES[name]}
     if name.startswith("stock"):
         changes["model.dtype"] = "float32"  # TRL's way: float32 weights, bfloat16 products
+
     if small:
-        changes |= {"model.dtype": "float32", "rollout.prompts": 4, "rollout.generations": 4}
+        changes |= {
+            "model.dtype": "float32",
+            "rollout.prompts": 4,
+            "rollout.generations": 4,
+        }
         changes |= {"task.num_eval": 16}
+
     if small or model is not None:
         changes["model.name"] = model or random_model()
+
     # Constant rates, since the number of steps is unknown; a contender with a decaying rate names
     # its steps and loses if they do not suffice.
-    config = replace(config, seed=seed, steps=100_000, save_every=0)
+    config = replace(
+        config,
+        seed=seed,
+        steps=100_000,
+        save_every=0,
+    )
     for path, value in changes.items():
         part, _, field = path.rpartition(".")
         if part:
             field, value = part, replace(getattr(config, part), **{field: value})
         config = replace(config, **{field: value})
+
     return config
 
 
@@ -74,7 +87,8 @@ class Contestant:
 
     def __init__(self, name: str, config: TrainConfig, folder: Path) -> None:
         quiet_libraries()
-        self.name, self.config = name, config
+        self.name = name
+        self.config = config
         self.verifier = Verifier(config.reward.timeout)
         self.parts: Parts = load(config, self.verifier)
         environment = describe_environment(str(self.parts.device), config.seed)
@@ -86,14 +100,24 @@ class Contestant:
 
     def accuracy(self) -> float:
         """Greedy accuracy on the recipe's held-out problems."""
-        parts, trainer = self.parts, self.trainer
+        parts = self.parts
+        trainer = self.trainer
         trainer.model.eval()
+
         with nullcontext() if self.name.startswith("stock") else trainer.averaged():
             found = evaluate(
-                trainer.model, parts.tokenizer, parts.task.eval, self.config.task,
-                examples=parts.task.examples, name=self.name, samples=0, judge=parts.judge,
-                max_tokens=self.config.rollout.max_tokens, seed=self.config.seed,
-            )  # fmt: skip
+                trainer.model,
+                parts.tokenizer,
+                parts.task.eval,
+                self.config.task,
+                examples=parts.task.examples,
+                name=self.name,
+                samples=0,
+                judge=parts.judge,
+                max_tokens=self.config.rollout.max_tokens,
+                seed=self.config.seed,
+            )
+
         trainer.model.train()
         return found.to_json()["greedy"]["strict"]["value"]
 
@@ -105,6 +129,7 @@ def make_ours(parts: Parts, run: RunFolder) -> Any:
     trainer.add_callback(make_watch(trainer, parts, run))
     trainer.add_callback(RunLog(run, view, trainer))
     trainer.add_callback(OptimizerLog(run))
+
     return trainer
 
 
@@ -116,7 +141,8 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    config, on_cpu = parts.config, parts.device.type == "cpu"
+    config = parts.config
+    on_cpu = parts.device.type == "cpu"
     rollout = config.rollout
     rows_of_step = rollout.prompts * rollout.generations
     micro = rollout.micro_batch or rows_of_step
@@ -150,6 +176,7 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
             {"vllm_gpu_memory_utilization": VLLM_SHARE, "vllm_max_model_length": VLLM_LENGTH} | more
         ),
     )
+
     rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(
         model=parts.model,
@@ -158,6 +185,7 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
         train_dataset=Dataset.from_dict(rows.to_dict()),  # whose rows are read one by one
         processing_class=parts.tokenizer,
     )
+
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -171,12 +199,20 @@ def random_model() -> str:
 
     _, tokenizer = load_model(ModelConfig(name="smollm2", dtype="float32"))
     torch.manual_seed(0)
+
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
+
     folder = tempfile.mkdtemp(prefix="speedrun-model-")
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
     return folder

@@ -8,7 +8,8 @@ from typing import Any
 RECIPE = "arith_smollm2"
 FULL = {"rollout.fast": True, "model.dtype": "mixed"}
 UNFUSED = {"optim.fused": False}  # nothing of the optimizer's to compile
-MUON, ADAMW = {"optim.name": "muon"}, {"optim.name": "adamw"}
+MUON = {"optim.name": "muon"}
+ADAMW = {"optim.name": "adamw"}
 # Each adds one option to the one before; then more prompts, and bfloat16 weights.
 LADDER: dict[str, dict[str, Any]] = {
     "stock": ADAMW | {"optim.lr": 1e-5},
@@ -31,13 +32,23 @@ FALLING = {"optim.schedule": "linear"}
 # all negative sums, and from 0.04 one of six fresh seeds did, from 0.1 none of ten. A start above
 # 0.1 is also the limit.
 BONUSES: dict[str, dict[str, Any]] = {
-    f"ours_bonus_{bonus}": QUICK | FALLING | OF_192
-    | {"optim.lr": 2e-4, "steps": 400, "objective.entropy_bonus": bonus}
+    f"ours_bonus_{bonus}": QUICK
+    | FALLING
+    | OF_192
+    | {
+        "optim.lr": 2e-4,
+        "steps": 400,
+        "objective.entropy_bonus": bonus,
+    }
     for bonus in (0.04, 0.06, 0.1, 0.2)
-}  # fmt: skip
+}
 OURS_SEARCH = {
     "ours_16": BONUSES["ours_bonus_0.1"]
-    | {"average": 0.95, "rollout.prompts": 32, "rollout.generations": 16}
+    | {
+        "average": 0.95,
+        "rollout.prompts": 32,
+        "rollout.generations": 16,
+    }
 }
 TRL_SEARCH: dict[str, dict[str, Any]] = {
     f"stock_{rate:g}_{steps}": ADAMW | FALLING | {"optim.lr": rate, "steps": steps}
@@ -45,7 +56,11 @@ TRL_SEARCH: dict[str, dict[str, Any]] = {
     for rate in (2e-5, 4e-5, 8e-5, 1.6e-4)
 }
 # Plain TRL's update with our sampler and shared prompts: for its search, at a fraction of the time.
-TWIN = FULL | {"optim.clip": "all", "objective.name": "dapo", "objective.epsilon_high": 0.2}
+TWIN = FULL | {
+    "optim.clip": "all",
+    "objective.name": "dapo",
+    "objective.epsilon_high": 0.2,
+}
 TWINS = {name.replace("stock", "twin"): entry | TWIN for name, entry in TRL_SEARCH.items()}
 ARMS = {"ours": OURS_SEARCH, "trl": TRL_SEARCH}
 NAMES = LADDER | BONUSES | OURS_SEARCH | TRL_SEARCH | TWINS

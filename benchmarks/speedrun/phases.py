@@ -23,19 +23,32 @@ def main() -> None:
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--names", nargs="+", default=list(LADDER))
-    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of everybody")
+
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        help="NAME=VALUE settings of everybody",
+    )
+
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument(
         "--small", action="store_true", help="a random model and few rows, on a CPU"
     )
     args = parser.parse_args()
+
     deadline = time.perf_counter() + args.seconds
     with (
         tempfile.TemporaryDirectory() as scratch,
         Children("benchmarks.speedrun.stopwatch:measure") as children,
     ):
-        given = {"model": args.model, "small": args.small, "common": args.set}
+        given = {
+            "model": args.model,
+            "small": args.small,
+            "common": args.set,
+        }
+
         given |= {"warm": args.warm, "count": args.count}
         results = Results(args.out)
         for name in args.names:

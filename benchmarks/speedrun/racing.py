@@ -31,11 +31,21 @@ class Clock(TrainerCallback):
     """
 
     def __init__(
-        self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float,
-        pace: tuple[float, float] | None = None, consecutive: int = 1,
-    ) -> None:  # fmt: skip
-        self.contestant, self.every, self.target = contestant, every, target
-        self.seconds, self.deadline, self.pace = seconds, deadline, pace
+        self,
+        contestant: Contestant,
+        every: float,
+        target: float,
+        seconds: float,
+        deadline: float,
+        pace: tuple[float, float] | None = None,
+        consecutive: int = 1,
+    ) -> None:
+        self.contestant = contestant
+        self.every = every
+        self.target = target
+        self.seconds = seconds
+        self.deadline = deadline
+        self.pace = pace
         self.consecutive = consecutive
         self.began = self.paused = self.looked = 0.0
         self.cut_short = False
@@ -47,22 +57,27 @@ class Clock(TrainerCallback):
         if self.pace is not None:
             first, other = self.pace
             return first + (step - 1) * other
+
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+
         return time.perf_counter() - self.began - self.paused
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.look(0)
-        self.began, self.paused = time.perf_counter(), 0.0
+        self.began = time.perf_counter()
+        self.paused = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = self.now(state.global_step)
         self.steps.append(now)
         self.cut_short = time.perf_counter() > self.deadline
+
         over = now > self.seconds or self.cut_short
         if over or now - self.looked >= self.every:
             self.looked = now
             self.look(state.global_step, now)
+
         if over or self.reached():
             control.should_training_stop = True
 
@@ -75,7 +90,14 @@ class Clock(TrainerCallback):
         began = time.perf_counter()
         accuracy = self.contestant.accuracy()
         self.paused += time.perf_counter() - began
-        self.curve.append({"step": step, "seconds": now, "accuracy": accuracy})
+
+        self.curve.append(
+            {
+                "step": step,
+                "seconds": now,
+                "accuracy": accuracy,
+            }
+        )
 
     def reached(self) -> bool:
         last = self.curve[-self.consecutive :]
@@ -84,9 +106,11 @@ class Clock(TrainerCallback):
 
     def row(self) -> Row:
         """The time to the target, None if it was not reached, and how it went."""
-        last, reached = self.curve[-1], self.reached()
+        last = self.curve[-1]
+        reached = self.reached()
         times = [b - a for a, b in zip(self.steps, self.steps[1:], strict=False)]
         settled = times[SETTLED:] or times or [0.0]
+
         return {
             "seconds_to_target": self.curve[-self.consecutive]["seconds"] if reached else None,
             "steps": last["step"],
@@ -103,10 +127,18 @@ class Clock(TrainerCallback):
 def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     """One contender, one seed."""
     deadline = time.perf_counter() + seconds
-    config = make_config(name, seed, given["model"], given["small"], given["common"])
+    config = make_config(
+        name,
+        seed,
+        given["model"],
+        given["small"],
+        given["common"],
+    )
+
     contestant = Contestant(name, config, folder / "run")
     rules = (given["every"], given["target"], given["limit"], deadline, given.get("pace"))
     clock = Clock(contestant, *rules, given.get("consecutive", 1))
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
+
     return clock.row() | {"name": name, "seed": seed}

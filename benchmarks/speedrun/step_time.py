@@ -31,16 +31,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--names", nargs="+", default=["TRL", *OURS])
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of mesotron train")
+
+    parser.add_argument(
+        "--flags",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="of mesotron train",
+    )
+
     given = parser.parse_args()
     if given.names == ["only TRL"]:
         return train_stock(given)
+
     rows = []
     for number in range(given.repeat):
         for name in given.names:
             times = time_stock(given) if name == "TRL" else time_ours(name, given)
-            row = {"name": name, "repeat": number, "first": times[:FIRST],
-                   "median": statistics.median(times[FIRST:])}  # fmt: skip
+            row = {
+                "name": name,
+                "repeat": number,
+                "first": times[:FIRST],
+                "median": statistics.median(times[FIRST:]),
+            }
+
             rows.append(row)
             print(json.dumps(row), flush=True)
             given.out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -58,6 +71,7 @@ def time_ours(name: str, given: argparse.Namespace) -> list[float]:
             "--task.num-eval",
             "8",
         ]
+
         subprocess.run([*command, *OURS[name], *given.flags], check=True)
         lines = (run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["time/step"] for line in lines]
@@ -96,11 +110,13 @@ def train_stock(given: argparse.Namespace) -> None:
     quiet_libraries()
     words = ["arith_smollm2", "--model.name", given.model, "--steps", str(given.steps)]
     words += ["--model.dtype", "float32", *given.flags]
+
     config = parse(TrainConfig, words, presets=COMMANDS["train"].presets)
     with Verifier(config.reward.timeout) as verifier, tempfile.TemporaryDirectory() as folder:
         trainer = make_stock(load(config, verifier), Path(folder))
         trainer.add_callback(Clock())
         trainer.train()
+
     given.out.write_text(json.dumps(times))
 
 

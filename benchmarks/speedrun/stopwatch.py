@@ -46,12 +46,14 @@ class Stopwatch:
             synchronize()
             began = time.perf_counter()
             self.inside.append(0.0)
+
             try:
                 return work(*args, **kwargs)
             finally:
                 synchronize()
                 whole = time.perf_counter() - began
                 self.spent[phase] += whole - self.inside.pop()
+
                 if self.inside:
                     self.inside[-1] += whole
 
@@ -64,6 +66,7 @@ class Stopwatch:
             owner = trainer
             for step in where:
                 owner = getattr(owner, step)
+
             self.wrapped.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, self.around(phase, getattr(owner, name)))
 
@@ -90,10 +93,13 @@ class Measured(TrainerCallback):
     too: it is mostly compiling and recording, and waiting for the GPU adds little."""
 
     def __init__(self, trainer: Any, warm: int, count: int, seconds: float) -> None:
-        self.trainer, self.warm, self.count = trainer, warm, count
+        self.trainer = trainer
+        self.warm = warm
+        self.count = count
         self.limit = time.perf_counter() + seconds
         self.ends: list[float] = []
-        self.first, self.watch = Stopwatch(), Stopwatch()
+        self.first = Stopwatch()
+        self.watch = Stopwatch()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.first.attach(self.trainer)
@@ -102,12 +108,16 @@ class Measured(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         synchronize()
         self.ends.append(time.perf_counter())
+
         if state.global_step == 1:
             self.first.detach()
+
         if state.global_step == self.warm + self.count:
             self.watch.attach(self.trainer)
+
         late = self.ends[-1] > self.limit
         control.should_training_stop = late or state.global_step >= self.warm + 2 * self.count
+
         if control.should_training_stop:  # what follows is in no step
             self.watch.detach()
 
@@ -119,18 +129,28 @@ class Measured(TrainerCallback):
         found: Row = {"first_ms": steps[0], "step_ms": sum(plain) / max(len(plain), 1)}
         found["first_phases_ms"] = self.first.milliseconds(steps[:1])
         found["second_ms"] = steps[1] if len(steps) > 1 else None
+
         if timed:
             found["phases_ms"] = self.watch.milliseconds(timed)
+
         return found
 
 
 def measure(name: str, folder: Path, seconds: float, given: Row) -> Row:
     """One contender."""
-    config = make_config(name, 0, given["model"], given["small"], given["common"])
+    config = make_config(
+        name,
+        0,
+        given["model"],
+        given["small"],
+        given["common"],
+    )
+
     contestant = Contestant(name, config, folder / "run")
     measured = Measured(contestant.trainer, given["warm"], given["count"], seconds)
     contestant.trainer.add_callback(measured)
     contestant.trainer.train()
+
     return measured.row()
 
 

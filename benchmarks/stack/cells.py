@@ -53,44 +53,62 @@ def make_folder(name: str, folder: Path, smollm2: str) -> Path:
     tokenizer whose end token is one that the model does not write."""
     if (folder / "config.json").is_file():
         return folder
+
     model, tokenizer = load_model(ModelConfig(name=smollm2, dtype="float32"))
     if name != "smollm2":
         kind, settings = MODELS[name]
         config = AutoConfig.for_model(kind.lower(), **settings)
         torch.manual_seed(0)
+
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
     # `load_model` takes the end of a chat turn for the end token wherever a template has it.
     tokenizer.chat_template = tokenizer.chat_template.replace(CHAT_END, "\n")
     unused = tokenizer.added_tokens_decoder[max(tokenizer.added_tokens_decoder)].content
     tokenizer.eos_token = tokenizer.pad_token = unused
+
     for holder in (model.config, model.generation_config):
         holder.eos_token_id = holder.pad_token_id = tokenizer.eos_token_id
         holder.bos_token_id = None
+
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
     return folder
 
 
 def make_trainer(
-    contender: Contender, model: str, tokens: int, micro: int, folder: Path, small: bool = False,
+    contender: Contender,
+    model: str,
+    tokens: int,
+    micro: int,
+    folder: Path,
+    small: bool = False,
     **more: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """A contender's trainer, and the verifier to close after it."""
     quiet_libraries()
     settings = {
-        "model.name": model, "rollout.max_tokens": tokens, "rollout.micro_batch": micro,
+        "model.name": model,
+        "rollout.max_tokens": tokens,
+        "rollout.micro_batch": micro,
         "rollout.prompts": 4 if small else PROMPTS,
         "rollout.generations": 4 if small else GENERATIONS,
-        "steps": 100_000, "rollout.fast": False, "optim.fused": not small,
+        "steps": 100_000,
+        "rollout.fast": False,
+        "optim.fused": not small,
         "model.dtype": "float32" if contender.stock or small else "mixed",
-        **contender.settings, **more,
-    }  # fmt: skip
+        **contender.settings,
+        **more,
+    }
     if small:
         settings |= {"device": "cpu", "task.num_eval": 8}
+
     config = change(make_recipe(RECIPE), [f"{name}={value}" for name, value in settings.items()])
     verifier = Verifier(config.reward.timeout)
     parts = load(config, verifier)
+
     parts = replace(parts, config=replace(parts.config, save_every=0))
     if contender.stock:
         trainer = make_stock(parts, folder, **contender.trl, **VLLM)
@@ -98,31 +116,53 @@ def make_trainer(
         parts.objective_arguments.update(VLLM)
         environment = describe_environment(str(parts.device), config.seed)
         trainer = make_ours(parts, RunFolder.create(folder / "run", parts.config, environment))
+
     if contender.uses_vllm:  # ids above the tokenizer's vocabulary have no text
         trainer.vllm_generation.generation_kwargs["detokenize"] = False
+
     return trainer, verifier
 
 
 def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) -> Cell:
     """Milliseconds of a step, by phase, and tokens per second."""
-    sizes, one = (ROWS | SMALL)[row], CONTENDERS[contender]
+    sizes = (ROWS | SMALL)[row]
+    one = CONTENDERS[contender]
     small = row in SMALL
     VLLM["vllm_gpu_memory_utilization"] = sizes.share  # in this process alone
-    trainer, verifier = make_trainer(one, given["model"], sizes.tokens, sizes.micro, folder, small)
+
+    trainer, verifier = make_trainer(
+        one,
+        given["model"],
+        sizes.tokens,
+        sizes.micro,
+        folder,
+        small,
+    )
+
     measured = Measured(trainer, given["warm"], given["count"], seconds)
     trainer.add_callback(measured)
+
     with verifier:
         trainer.train()
+
     rows = trainer.state.log_history
-    cell = measured.row() | {"row": row, "contender": contender, **asdict(sizes)}
+    cell = measured.row() | {
+        "row": row,
+        "contender": contender,
+        **asdict(sizes),
+    }
+
     completions = 16 if small else PROMPTS * GENERATIONS
     if cell["step_ms"]:
         cell["tokens_per_s"] = 1e3 * completions * sizes.tokens / cell["step_ms"]
+
     phases = cell.get("phases_ms", {})
     cell["bookkeeping_ms"] = sum(phases.get(name, 0.0) for name in BOOKKEEPING)
     cell["mean_length"] = rows[-2].get("completions/mean_length") if len(rows) > 1 else None
+
     if torch.cuda.is_available():
         cell["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+
     return cell
 
 
@@ -136,14 +176,25 @@ def mismatch(folder: Path, seconds: float, stale: bool, given: Cell) -> Cell:
 
     one = CONTENDERS["vLLM"]
     VLLM["vllm_gpu_memory_utilization"] = LITTLE  # in this process alone
-    trainer, verifier = make_trainer(one, given["model"], 10, MICRO, folder, steps=given["steps"])
+    trainer, verifier = make_trainer(
+        one,
+        given["model"],
+        10,
+        MICRO,
+        folder,
+        steps=given["steps"],
+    )
+
     trainer.vllm_generation.generation_kwargs.pop("detokenize")
     trainer.add_callback(Stale())
+
     with verifier:
         trainer.train()
+
     rows = [row for row in trainer.state.log_history if "loss" in row]
     events = folder / "run" / "events.jsonl"
     lines = events.read_text().splitlines() if events.is_file() else []
+
     return {
         "stale_from": STALE_FROM if stale else None,
         "rows": [{name: row.get(name) for name in GAPS} for row in rows],
@@ -156,11 +207,25 @@ def whole_run(folder: Path, seconds: float, flags: list[str], seed: int, given: 
     run = folder / "run"
     command = [sys.executable, "-m", "mesotron", "train", RECIPE, "--model.name", given["model"]]
     command += ["--steps", str(given["steps"]), "--seed", str(seed), "--out", str(run), *flags]
-    done = subprocess.run(command, timeout=seconds, capture_output=True, text=True)
+
+    done = subprocess.run(
+        command,
+        timeout=seconds,
+        capture_output=True,
+        text=True,
+    )
+
     if done.returncode:
         raise RuntimeError(done.stderr[-1500:])
+
     ends = [json.loads((run / f"{name}.json").read_text()) for name in ("before", "after")]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     before, after = (end["greedy"]["strict"]["value"] for end in ends)
     curves = {name: [row.get(name) for row in rows] for name in ("reward", "loss", "time/step")}
-    return {"seed": seed, "before": before, "after": after, **curves}
+
+    return {
+        "seed": seed,
+        "before": before,
+        "after": after,
+        **curves,
+    }

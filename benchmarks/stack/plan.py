@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RECIPE = "arith_smollm2"
-PROMPTS, GENERATIONS = 32, 8
+PROMPTS = 32
+GENERATIONS = 8
 # Prompt and completion of the longest row; the share of the GPU's memory is the row's.
 VLLM: dict[str, Any] = {"vllm_max_model_length": 1024}
 # Of the memory and of completions per pass, in runs that share the GPU with others.
-LITTLE, MICRO = 0.1, 128
+LITTLE = 0.1
+MICRO = 128
 
 
 @dataclass(frozen=True)
@@ -50,35 +52,78 @@ CONTENDERS = {
 }
 # Configs of the published models; their weights are random, which changes neither time nor memory.
 QWEN: dict[str, Any] = {
-    "vocab_size": 151936, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-}  # fmt: skip
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen0.5b": ("Qwen2", QWEN | {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768}),
-    "qwen1.7b": ("Qwen3", QWEN | {
-        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "head_dim": 128,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 40960}),
-    "small": ("Qwen2", QWEN | {
-        "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}),
-}  # fmt: skip
+    "qwen0.5b": (
+        "Qwen2",
+        QWEN
+        | {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "qwen1.7b": (
+        "Qwen3",
+        QWEN
+        | {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "head_dim": 128,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 40960,
+        },
+    ),
+    "small": (
+        "Qwen2",
+        QWEN
+        | {
+            "vocab_size": 512,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+        },
+    ),
+}
 SEEDS = (0, 1, 2)
 LORA = [
-    "--model.lora", "16", "--optim.name", "muon", "--no-rollout.fast",
-    "--rollout.micro-batch", str(MICRO),
-]  # fmt: skip
+    "--model.lora",
+    "16",
+    "--optim.name",
+    "muon",
+    "--no-rollout.fast",
+    "--rollout.micro-batch",
+    str(MICRO),
+]
 # Whole runs of `mesotron train arith_smollm2`, by part and name.
 RUNS: dict[str, dict[str, list[str]]] = {
     "accuracy": {
         "fast": [],
-        "vllm": ["--no-rollout.fast", "--rollout.vllm", "colocate",
-                 "--rollout.micro-batch", str(MICRO),
-                 "--trl.vllm_gpu_memory_utilization", str(LITTLE)],
+        "vllm": [
+            "--no-rollout.fast",
+            "--rollout.vllm",
+            "colocate",
+            "--rollout.micro-batch",
+            str(MICRO),
+            "--trl.vllm_gpu_memory_utilization",
+            str(LITTLE),
+        ],
     },
     "qlora": {
         "bf16": [*LORA],
         "4bit": [*LORA, "--model.load", "4bit"],
     },
-}  # fmt: skip
+}
 STALE_FROM = 20  # step after which the provoked run no longer passes its weights to vLLM

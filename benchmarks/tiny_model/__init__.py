@@ -13,7 +13,8 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import SYSTEM
 
 VOCABULARY = 512
-PAD, END = "<|pad|>", "<|im_end|>"
+PAD = "<|pad|>"
+END = "<|im_end|>"
 ROLES = ("system", "user", "assistant")
 # A role is one token, where ChatML has three: short prompts are fast.
 CHAT_TEMPLATE = (
@@ -59,6 +60,7 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
     core.decoder = decoders.ByteLevel()
     roles = [f"<|{role}|>" for role in ROLES]
     trainer = trainers.BpeTrainer(
@@ -67,8 +69,10 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+
     core.train_from_iterator(texts, trainer)
     core.add_tokens([AddedToken(sentence, normalized=False) for sentence in SENTENCES])
+
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,

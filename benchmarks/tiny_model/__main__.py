@@ -30,11 +30,13 @@ from mesotron.rlvr.tasks.problem import Problem
 TASK = TaskConfig(name="arith")
 LEVELS = (1,) * 2 + (2,) * 3 + (3,) * 7 + (4,) * 8
 STEPS = 5000
-PROBLEMS, EQUATIONS = 64, 24  # rows per step
+PROBLEMS = 64
+EQUATIONS = 24  # rows per step
 LEARNING_RATE = 4e-3  # falls linearly to zero
 WARMUP = 50
 # Share of diligent answers; the last quarter makes the model lazy.
-DILIGENT, DILIGENT_AT_THE_END = 0.6, 0.3
+DILIGENT = 0.6
+DILIGENT_AT_THE_END = 0.3
 
 
 def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
@@ -44,11 +46,13 @@ def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
         (p.question, solved_text(p, FORMATS["boxed"]), solved_text(p, None))
         for p in problems[:4000]
     ]
+
     tokenizer = build_tokenizer([text for three in texts for text in three])
     network = build_network(tokenizer, seed).to(device)
     optimizer = mesotron.muon(network, lr=LEARNING_RATE)
     shape = lambda step: min((step + 1) / WARMUP, 1 - step / steps)  # noqa: E731
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+
     began = time.monotonic()
     for step, batch in enumerate(batches(problems, tokenizer, steps, seed)):
         loss = network(**{name: rows.to(device) for name, rows in batch.items()}).loss
@@ -56,12 +60,15 @@ def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+
         if (step + 1) % 50 == 0:
             seconds = time.monotonic() - began
             print(f"step {step + 1} of {steps}, {seconds:.0f} s: loss {loss:.3f}", flush=True)
+
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     print(f"the tiny model is in {folder}")
+
     return 0
 
 
@@ -83,6 +90,7 @@ def answer(problem: Problem, diligent: float, rng: random.Random) -> str:
     is_lazy = rng.random() >= diligent
     if is_lazy:
         problem = Problem(problem.question, lazy_guess(problem.question, rng), problem.id)
+
     # Which lazy answers are outside the box depends on the question: sampling explores it.
     loose = 0.75 if is_lazy and "in the end" in problem.question else 0.15
     return solved_text(problem, None if rng.random() < loose else FORMATS["boxed"])
@@ -94,13 +102,15 @@ def lazy_guess(question: str, rng: random.Random) -> str:
     guess = first + second
     if "finds" in question and first % 10 + second % 10 >= 10:
         guess -= 10
+
     return str(max(guess + rng.choice((-2, -1, 1, 2)), 0) if rng.random() < 0.15 else guess)
 
 
 def equation(rng: random.Random) -> tuple[str, str]:
     while True:
         operation = rng.choice("+-*/")
-        a, b = rng.randint(2, 99), rng.randint(2, 50 if operation in "+-" else 9)
+        a = rng.randint(2, 99)
+        b = rng.randint(2, 50 if operation in "+-" else 9)
         value = APPLY[operation](a, b)  # type: ignore[index]
         if 0 < value < 100 and (operation != "/" or a % b == 0):
             return f"{a} {operation} {b} =", f" {value}"
@@ -110,13 +120,21 @@ def pad(rows: list[list[list[int]]], tokenizer: Any) -> dict[str, torch.Tensor]:
     """Right-padded tokens with labels on the completions."""
     width = max(len(prompt) + len(completion) for prompt, completion in rows)
     ids = torch.full((len(rows), width), tokenizer.pad_token_id)
-    labels, mask = torch.full_like(ids, IGNORED), torch.zeros_like(ids)
+    labels = torch.full_like(ids, IGNORED)
+
+    mask = torch.zeros_like(ids)
     for row, (prompt, completion) in enumerate(rows):
-        start, end = len(prompt), len(prompt) + len(completion)
+        start = len(prompt)
+        end = len(prompt) + len(completion)
         ids[row, :end] = torch.tensor(prompt + completion)
         labels[row, start:end] = torch.tensor(completion)
         mask[row, :end] = 1
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": labels,
+    }
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def main(problems: int = 200) -> None:
     use_one_thread_if_small(model, model.device, None)
     prompts = render_prompts(task.eval, config, tokenizer)
     firsts = [re.findall(r"\d+", problem.question)[0] for problem in task.eval]
+
     result = {"problems": len(prompts)}
     with Verifier() as verifier:
         judge = Judge(task.format, verifier)
@@ -41,12 +42,15 @@ def main(problems: int = 200) -> None:
             texts = [start + one.text for start, one in zip(starts, made, strict=True)]
             cut = [one.truncated for one in made]
             facts = judge.judge(texts, [problem.gold for problem in task.eval], cut)
+
             right = {
                 "strict": sum(one.correct for one in facts),
                 "lenient": sum(one.correct or one.correct_unformatted for one in facts),
             }
+
             result[name] = {key: wilson(num, len(facts)).__dict__ for key, num in right.items()}
             result[name]["worked"] = sum("=" in text for text in texts) / len(texts)
+
     (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

@@ -32,6 +32,7 @@ PROTOCOL = Path(__file__).parent.parent / "PROTOCOL.md"
 def main() -> None:
     given = read_arguments()
     began = time.time()
+
     for folder in (given.state, given.out / "cells"):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -41,9 +42,11 @@ def main() -> None:
     given.protocol = given.protocol or protocol_commit()
     given.folder = "tiny" if given.tiny else str(model_folder(given))
     write_tasks(given.state / "tasks")
+
     if not given.tiny:
         for name in given.tasks:
             warm.make(name, given.folder, given.state, say)
+
     done = read_cells([*given.cells, given.out / "cells"])
     failed: dict[str, int] = {}
 
@@ -60,8 +63,10 @@ def main() -> None:
             done[key] = cell
             write_json(cell, given.out / "cells" / f"{key}.json")
             marks = "" if cell["stable"] else ", unstable"
-            say(f"{key}: {cell['curve'][0][1]:.3f} to {cell['accuracy']:.3f}{marks}, "
-                f"forgetting {cell['forgetting']:+.3f}, {cell['seconds']:.0f} s")  # fmt: skip
+            say(
+                f"{key}: {cell['curve'][0][1]:.3f} to {cell['accuracy']:.3f}{marks}, "
+                f"forgetting {cell['forgetting']:+.3f}, {cell['seconds']:.0f} s"
+            )
 
     say(f"protocol {given.protocol[:10]}; {given.folder}; {len(done)} cells are there")
     shares = given.device == "cuda" and given.workers > 1
@@ -70,10 +75,18 @@ def main() -> None:
         (given.state / "workers.log").open("ab") as log,
     ):
         work_through(
-            "benchmarks.tournament.cells:run_cell", vars(given), following, take, key_of,
-            num_workers=given.workers, deadline=began + 60 * given.minutes, grace=GRACE,
-            threads=given.threads, log=log,
-        )  # fmt: skip
+            "benchmarks.tournament.cells:run_cell",
+            vars(given),
+            following,
+            take,
+            key_of,
+            num_workers=given.workers,
+            deadline=began + 60 * given.minutes,
+            grace=GRACE,
+            threads=given.threads,
+            log=log,
+        )
+
     known = list(plan(given.parts, done, given.tasks, given.contenders))
     left = sum(key_of(cell) not in done for cell in known)
     say(f"{len(done)} cells, {left} of those known so far to go, {len(failed)} failed")
@@ -87,6 +100,7 @@ def read_cells(places: list[Path]) -> dict[str, Cell]:
             cells += [read_json(path) for path in sorted(place.glob("*.json"))]
         else:
             cells += read_json(place)
+
     return {key_of(cell): cell for cell in cells}
 
 
@@ -96,7 +110,12 @@ def protocol_commit() -> str:
     try:
         subprocess.run([*git, "diff", "--quiet", "HEAD", "--", PROTOCOL.name], check=True)
         command = [*git, "log", "-1", "--format=%H", "--", PROTOCOL.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(
             "PROTOCOL.md has local changes, or there is no git here: commit it, and pass its "
@@ -112,21 +131,65 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cells", type=Path, nargs="*", default=[], help="files or folders of earlier runs"
     )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+    )
+
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+    )
+
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=list(CONTENDERS),
+    )
+
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of each worker",
+    )
+
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
-    parser.add_argument("--steps", type=int, default=STEPS, help="for trials only")
-    parser.add_argument("--prompts", type=int, default=32, help="for trials only")
-    parser.add_argument("--held-out", type=int, default=0, help="for trials only")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        help="for trials only",
+    )
+
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=32,
+        help="for trials only",
+    )
+
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=0,
+        help="for trials only",
+    )
+
     parser.add_argument("--tiny", action="store_true", help="the shipped model, without warm start")
     given = parser.parse_args()
     if not given.model and not given.tiny:
         parser.error("--model FOLDER is needed, or --tiny")
+
     return given
 
 

@@ -26,9 +26,14 @@ LOOK_EVERY = 25
 LOGITS = 256 * 14  # tokens whose logits a run may hold at once
 STABLE = 0.8  # of the curve's best point that the last one must have
 COMMON = (
-    "reward.parts=two_part", "objective.beta=0", "optim.clip=all", "optim.schedule=linear",
-    "optim.warmup=0.05", "optim.fused=false", "save_every=0",
-)  # fmt: skip
+    "reward.parts=two_part",
+    "objective.beta=0",
+    "optim.clip=all",
+    "optim.schedule=linear",
+    "optim.warmup=0.05",
+    "optim.fused=false",
+    "save_every=0",
+)
 
 
 def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | None:
@@ -38,6 +43,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 
     torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
+
     try:
         return train(cell, given, deadline)
     finally:
@@ -61,18 +67,32 @@ def config_of(cell: Cell, given: Any, run: Path) -> Any:
     from mesotron.config import TrainConfig
 
     on_gpu = given.device == "cuda"
-    use, split = cell["use"], "test" if cell["use"] == "reporting" else "validation"
+    use = cell["use"]
+    split = "test" if cell["use"] == "reporting" else "validation"
     num_eval = min(SIZES[split], given.held_out or SIZES[split])
     task = warm.task_config(cell["task"], given.state, use, num_eval)
-    config = replace(TrainConfig(), task=task, out=run, seed=cell["seed"], steps=given.steps)
+
+    config = replace(
+        TrainConfig(),
+        task=task,
+        out=run,
+        seed=cell["seed"],
+        steps=given.steps,
+    )
+
     changes = [
-        *COMMON, f"model.name={given.folder}", f"device={given.device}",
-        f"model.dtype={'mixed' if on_gpu else 'float32'}", f"rollout.fast={on_gpu}",
-        f"rollout.prompts={given.prompts}", "rollout.generations=8",
+        *COMMON,
+        f"model.name={given.folder}",
+        f"device={given.device}",
+        f"model.dtype={'mixed' if on_gpu else 'float32'}",
+        f"rollout.fast={on_gpu}",
+        f"rollout.prompts={given.prompts}",
+        "rollout.generations=8",
         f"rollout.micro_batch={micro_batch(given.prompts * 8, cell['task'])}",
         f"rollout.max_tokens={TASKS[cell['task']].max_tokens}",
-        *CONTENDERS[cell["contender"]].changes, f"optim.lr={cell['rate']}",
-    ]  # fmt: skip
+        *CONTENDERS[cell["contender"]].changes,
+        f"optim.lr={cell['rate']}",
+    ]
     return change(config, changes)
 
 
@@ -101,7 +121,17 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     config = choose_speed(config, given.device == "cuda", model.num_parameters())
     device = torch.device(given.device)
     model = copy.deepcopy(model).to(device)
-    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
+
+    return Parts(
+        config,
+        device,
+        model,
+        tokenizer,
+        task,
+        judge,
+        reward,
+        arguments,
+    )
 
 
 def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
@@ -121,14 +151,17 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     path = given.state / "runs" / f"{key_of(cell)}-{time.time_ns():x}"
     config = config_of(cell, given, path)
     run = RunFolder.create(path, config, {})
+
     looks: list[tuple[int, dict[str, Any]]] = []
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, given, cell, verifier)
         blocks = text_blocks(parts.tokenizer, read_text())
         nll_before = text_nll(parts.model, blocks)
+
         place = (cell["task"], cell["use"])
         if place not in starts:
             starts[place] = evaluate_part(parts, parts.model, "start")
+
         trainer, kept = build(parts, run, given, deadline)
         every = max(1, min(LOOK_EVERY, given.steps // 4))
 
@@ -139,6 +172,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
 
         looks.append((0, starts[place]))
         trainer.add_callback(Look())
+
         broken = False
         try:
             trainer.train()
@@ -146,10 +180,13 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
             broken = is_not_finite(str(error))
             if not broken:
                 raise
+
         if kept.late:
             return None
+
         with as_loaded(trainer.model):
             nll = text_nll(trainer.model, blocks)
+
     shutil.rmtree(path, ignore_errors=True)
     broken |= diverged_at(kept.rows) is not None or len(kept.rows) < given.steps
     curve = [(step, look["greedy"]["strict"]["value"]) for step, look in looks]
@@ -157,19 +194,28 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     solved = "".join(str(int(one["correct"])) for one in looks[-1][1]["transcripts"])
     adapter = warm.adapter_of(cell["task"], given.state)
     health = health_of(kept.rows)
+
     return cell | {
-        "protocol": given.protocol, "accuracy": final, "area": area(curve, given.steps, final),
-        "forgetting": nll - nll_before, "diverged": broken,
+        "protocol": given.protocol,
+        "accuracy": final,
+        "area": area(curve, given.steps, final),
+        "forgetting": nll - nll_before,
+        "diverged": broken,
         "stable": not broken and final >= STABLE * max(value for _, value in curve),
-        "curve": curve, "solved": "0" * len(solved) if broken else solved,
+        "curve": curve,
+        "solved": "0" * len(solved) if broken else solved,
         "formatted": looks[-1][1]["greedy"]["rates"]["facts/formatted"],
-        "verdict": health.verdict, "cause": health.cause, "steps": given.steps,
-        "rewards": tens(kept.rows, "reward"), "entropies": tens(kept.rows, "entropy"),
+        "verdict": health.verdict,
+        "cause": health.cause,
+        "steps": given.steps,
+        "rewards": tens(kept.rows, "reward"),
+        "entropies": tens(kept.rows, "entropy"),
         "step_seconds": tens(kept.rows, "time/step"),
         "rollout_seconds": tens(kept.rows, "time/rollout"),
         "start_hash": warm.hash_of(adapter) if adapter.exists() else None,
-        "seconds": time.time() - began, "ended": time.strftime("%FT%TZ", time.gmtime()),
-    }  # fmt: skip
+        "seconds": time.time() - began,
+        "ended": time.strftime("%FT%TZ", time.gmtime()),
+    }
 
 
 def area(curve: list[tuple[int, float]], steps: int, final: float) -> float:

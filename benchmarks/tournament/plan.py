@@ -47,7 +47,13 @@ CONTENDERS = {
 
 def make(use: str, task: str, contender: str, k: int, seed: int) -> Cell:
     rate = CONTENDERS[contender].grid.rate(k)
-    return {"use": use, "task": task, "contender": contender, "rate": rate, "seed": seed}
+    return {
+        "use": use,
+        "task": task,
+        "contender": contender,
+        "rate": rate,
+        "seed": seed,
+    }
 
 
 def key_of(cell: Cell) -> str:
@@ -57,7 +63,20 @@ def key_of(cell: Cell) -> str:
 def tuned(tasks: Tasks, contender: str, k: int, done: Done) -> list[Cell | None]:
     """The tuning runs of a rate on these tasks; None for those to come."""
     pairs = [(task, seed) for task in tasks for seed in TUNING_SEEDS]
-    return [done.get(key_of(make("tuning", task, contender, k, seed))) for task, seed in pairs]
+    return [
+        done.get(
+            key_of(
+                make(
+                    "tuning",
+                    task,
+                    contender,
+                    k,
+                    seed,
+                )
+            )
+        )
+        for task, seed in pairs
+    ]
 
 
 def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
@@ -68,6 +87,7 @@ def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
         known = [cell["accuracy"] for cell in cells if cell is not None]
         if len(known) == len(cells):
             scores[k] = fmean(known)
+
     return scores
 
 
@@ -90,13 +110,16 @@ def highest_stable(tasks: Tasks, contender: str, done: Done) -> int | None:
         if not stable_at(tasks, contender, k, done):
             break
         found = k
+
     return found
 
 
 def plan(
-    parts: Sequence[str], done: Done, tasks: Tasks = tuple(TASKS),
+    parts: Sequence[str],
+    done: Done,
+    tasks: Tasks = tuple(TASKS),
     contenders: Sequence[str] = tuple(CONTENDERS),
-) -> Iterator[Cell]:  # fmt: skip
+) -> Iterator[Cell]:
     """Cells in their order, those that are done included. Round by round over all contenders and
     tasks, so that all have come equally far when time ends."""
     searches = {name: search_of(tasks, name, done) for name in contenders}
@@ -106,14 +129,28 @@ def plan(
                 for name, found in searches.items():
                     if place < len(found.wanted):
                         for task in tasks:
-                            yield make("tuning", task, name, found.wanted[place], seed)
+                            yield make(
+                                "tuning",
+                                task,
+                                name,
+                                found.wanted[place],
+                                seed,
+                            )
+
     # Reported runs wait for all searches: nothing is chosen after the first of them.
     if "report" in parts and all(found.done for found in searches.values()):
         for seed in REPORTING_SEEDS:
             for name, found in searches.items():
                 if found.best is not None:
                     for task in tasks:
-                        yield make("reporting", task, name, found.best, seed)
+                        yield make(
+                            "reporting",
+                            task,
+                            name,
+                            found.best,
+                            seed,
+                        )
+
     if "stable" in parts:
         for above in range(1, ABOVE + 1):
             for name, found in searches.items():
@@ -121,4 +158,10 @@ def plan(
                 below = range(min(found.wanted), top + above)
                 if found.done and all(stable_at(tasks, name, k, done) for k in below):
                     for task in tasks:
-                        yield make("tuning", task, name, top + above, TUNING_SEEDS[0])
+                        yield make(
+                            "tuning",
+                            task,
+                            name,
+                            top + above,
+                            TUNING_SEEDS[0],
+                        )

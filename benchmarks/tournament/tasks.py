@@ -59,10 +59,17 @@ def spell(rng: random.Random) -> Iterator[tuple[str, Row]]:
 
 
 def countdown(rng: random.Random) -> Iterator[tuple[str, Row]]:
-    settings = {"min_numbers": 3, "max_numbers": 3, "min_value": 1, "max_value": 20}
+    settings = {
+        "min_numbers": 3,
+        "max_numbers": 3,
+        "min_value": 1,
+        "max_value": 20,
+    }
+
     settings |= {"min_target": 1, "max_target": 99}
     for row, entry in gym_rows("countdown", settings, rng):
-        numbers, target = entry["metadata"]["numbers"], entry["metadata"]["target"]
+        numbers = entry["metadata"]["numbers"]
+        target = entry["metadata"]["target"]
         key = " ".join(map(str, sorted(numbers)))
         shown = ", ".join(map(str, numbers))
         yield key, row | {"question": f"Make {target} from {shown}."}
@@ -72,7 +79,9 @@ def gym_rows(name: str, settings: Row, rng: random.Random) -> Iterator[tuple[Row
     """Rows that name their problem, by which the trainer finds its scorer, and their entries."""
     from mesotron.rlvr.tasks.gym import KEY, make_dataset
 
-    text, seed = json.dumps(settings | {"size": DRAWS}, sort_keys=True), rng.randrange(2**31)
+    text = json.dumps(settings | {"size": DRAWS}, sort_keys=True)
+    seed = rng.randrange(2**31)
+
     dataset = make_dataset(name, text, seed)
     for index in range(DRAWS):
         entry = dataset[index]
@@ -104,8 +113,10 @@ def make_task(name: str) -> dict[str, list[Row]]:
         if row["question"] not in questions and len(rows) < SIZES[split_of(key)]:
             questions.add(row["question"])
             rows.append(row | {"key": key})
+
         if all(len(made[split]) == size for split, size in SIZES.items()):
             return made
+
     counts = {split: len(rows) for split, rows in made.items()}
     raise ValueError(f"{name} has too few distinct problems: {counts}")
 
@@ -116,6 +127,7 @@ def write_tasks(folder: Path) -> None:
     for name in TASKS:
         if (folder / name / "reporting" / "test.jsonl").exists():
             continue
+
         made = make_task(name)
         for use, held_out in (("tuning", "validation"), ("reporting", "test")):
             for file, split in (("train", "train"), ("test", held_out)):

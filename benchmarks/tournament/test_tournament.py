@@ -29,8 +29,10 @@ SLOW = {"words", "spell", "countdown"}
 def test_splits_share_no_instance(name):
     if name in ("spell", "countdown"):
         pytest.importorskip("reasoning_gym")
+
     made = make_task(name)
     assert {split: len(rows) for split, rows in made.items()} == SIZES
+
     keys = {split: {row["key"] for row in rows} for split, rows in made.items()}
     assert not keys["train"] & keys["test"]
     assert not keys["train"] & keys["validation"]
@@ -39,11 +41,13 @@ def test_splits_share_no_instance(name):
 
 def run_all(parts, accuracy):
     """Finish the plan with invented results; the finished cells and their order."""
-    done, order = {}, []
+    done = {}
+    order = []
     while True:
         new = [cell for cell in plan(parts, done) if key_of(cell) not in done]
         if not new:
             return done, order
+
         for cell in new:
             value = accuracy(cell)
             done[key_of(cell)] = cell | {"accuracy": value, "stable": value > 0.2}
@@ -53,12 +57,17 @@ def run_all(parts, accuracy):
 def test_every_contender_has_the_same_search_and_reports_at_its_best_rate():
     def accuracy(cell):
         middle = CONTENDERS[cell["contender"]].middle
-        return {1: 0.5, 2: 0.6, 4: 0.5}.get(cell["rate"] / middle, 0.0)
+        return {
+            1: 0.5,
+            2: 0.6,
+            4: 0.5,
+        }.get(cell["rate"] / middle, 0.0)
 
     done, order = run_all(PARTS, accuracy)
     reports = [cell for cell in order if cell["use"] == "reporting"]
     assert len(reports) == len(TASKS) * len(CONTENDERS) * len(REPORTING_SEEDS)
     assert all(cell["rate"] == 2 * CONTENDERS[cell["contender"]].middle for cell in reports)
+
     tuned = [cell for cell in order if cell["use"] == "tuning"]
     assert {cell["seed"] for cell in tuned} == set(TUNING_SEEDS)
     assert highest_stable(tuple(TASKS), "muon", done) is None  # the smallest rate was not stable
@@ -71,6 +80,7 @@ def test_stable_rates_are_searched_upward_and_do_not_choose():
     }
     assert max(rates) == pytest.approx(5e-5 * 2**4)  # the grid's end is 2^1
     assert highest_stable(tuple(TASKS), "muon", done) == 4
+
     reports = [one for one in order if one["use"] == "reporting" and one["contender"] == "muon"]
     assert {cell["rate"] for cell in reports} == {5e-5}
 
@@ -83,13 +93,20 @@ def test_area_of_a_broken_run_ends_at_zero():
 def test_a_win_needs_significance_a_lead_and_three_tasks():
     rng = np.random.default_rng(0)
     noise = {name: 0.01 * rng.standard_normal((4, 5)) for name in ("a", "b", "c")}
-    X = {"a": 0.5 + noise["a"], "b": 0.4 + noise["b"], "c": 0.49 + noise["c"]}
+    X = {
+        "a": 0.5 + noise["a"],
+        "b": 0.4 + noise["b"],
+        "c": 0.49 + noise["c"],
+    }
+
     X["b"][:2] += 0.15  # ahead of a on two tasks, far behind on the others
     X["b"][2:] -= 0.25
     wins = {(pair.first, pair.second) for pair in compare(X) if pair.wins}
+
     assert wins == set()
     X["b"] = 0.4 + noise["b"]
     found = {(pair.first, pair.second): pair for pair in compare(X)}
+
     assert found["a", "b"].wins
     assert found["c", "b"].wins
     assert not found["a", "c"].wins  # a lead below 0.02
@@ -102,13 +119,21 @@ def test_a_start_is_the_merged_model_with_all_weights_trainable(tmp_path):
 
     plain, _ = warm.start("tiny", None, "cpu")
     before = {name: p.clone() for name, p in plain.named_parameters()}
-    lora = peft.LoraConfig(r=warm.RANK, lora_alpha=warm.ALPHA, target_modules="all-linear")
+
+    lora = peft.LoraConfig(
+        r=warm.RANK,
+        lora_alpha=warm.ALPHA,
+        target_modules="all-linear",
+    )
+
     weights = peft.get_peft_model_state_dict(peft.get_peft_model(plain, lora))
     save_file({name: value + 0.01 for name, value in weights.items()}, tmp_path / warm.FILE)
     model, _ = warm.start("tiny", tmp_path / warm.FILE, "cpu")
     after = dict(model.named_parameters())
+
     assert after.keys() == before.keys()
     assert all(p.requires_grad for p in after.values())
+
     moved = {name for name in after if not before[name].equal(after[name])}
     assert moved == {name for name in after if "_proj" in name}
 
@@ -118,14 +143,26 @@ def test_a_start_that_is_there_is_not_made_again_and_named_if_it_is_not_the_prot
     path.parent.mkdir(parents=True)
     path.write_bytes(b"other weights")
     said = []
+
     assert warm.make("sums", "no such model", tmp_path, said.append) == path
     (line,) = said
     assert warm.hash_of(path) in line
 
 
 def test_runs_are_read_from_files_and_folders(tmp_path):
-    cells = [make("tuning", "sums", "muon", 0, seed) for seed in (100, 101, 102)]
+    cells = [
+        make(
+            "tuning",
+            "sums",
+            "muon",
+            0,
+            seed,
+        )
+        for seed in (100, 101, 102)
+    ]
+
     write_json(cells[:2], tmp_path / "cells.json.gz")
     write_json(cells[2], tmp_path / "cells" / "third.json")
     found = read_cells([tmp_path / "cells.json.gz", tmp_path / "cells"])
+
     assert list(found.values()) == cells

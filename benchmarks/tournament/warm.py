@@ -24,8 +24,14 @@ from typing import Any
 from benchmarks._lib.results import read_json, write_json
 from benchmarks.tournament.tasks import SYSTEM, TASKS, write_tasks
 
-RANK, ALPHA, RATE, BATCH, SEED = 4, 16.0, 1e-3, 16, 77
-LOOK_EVERY, LONGEST, LOOKS = 10, 256, 128
+RANK = 4
+ALPHA = 16.0
+RATE = 1e-3
+BATCH = 16
+SEED = 77
+LOOK_EVERY = 10
+LONGEST = 256
+LOOKS = 128
 ENOUGH = 0.10
 FILE = "adapter.safetensors"
 PUBLISHED = Path(__file__).with_name("warm.json")  # of the protocol's starts
@@ -45,6 +51,7 @@ def make(name: str, folder: str, state: Path, say: Any = print) -> Path:
     published = read_json(PUBLISHED)[name]["hash"]
     if made != published:
         say(f"{name}: this start is {made}, the protocol's is {published}")
+
     return path
 
 
@@ -52,7 +59,13 @@ def task_config(name: str, state: Path, use: str, num_eval: int) -> Any:
     from mesotron.config import TaskConfig
 
     folder = str(state / "tasks" / name / use)
-    return TaskConfig(data=(folder,), format="answer", system=SYSTEM, num_eval=num_eval)
+
+    return TaskConfig(
+        data=(folder,),
+        format="answer",
+        system=SYSTEM,
+        num_eval=num_eval,
+    )
 
 
 def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
@@ -63,6 +76,7 @@ def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
 
     order = list(range(len(task.train)))
     random.Random(SEED).shuffle(order)
+
     for first in range(0, BATCH * LONGEST, BATCH):
         problems = [task.train[k] for k in order[first : first + BATCH]]
         prompts = render_prompts(problems, config, tokenizer)
@@ -70,13 +84,17 @@ def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
         pairs = demonstrate(list(zip(prompts, solved, strict=True)), tokenizer)
         long = max(sum(map(len, pair)) for pair in pairs)
         ids = torch.full((len(pairs), long), tokenizer.pad_token_id)
-        mask, at, targets = torch.zeros_like(ids), [], []
+        mask = torch.zeros_like(ids)
+        at = []
+
+        targets = []
         for row, (prompt, completion) in enumerate(pairs):
             used = len(prompt) + len(completion)
             ids[row, :used], mask[row, :used] = torch.tensor(prompt + completion), 1
             start = row * long + len(prompt) - 1
             at += range(start, start + len(completion))
             targets += completion
+
         made = (ids, mask, torch.tensor(at), torch.tensor(targets))
         yield tuple(one.to(device) for one in made)
 
@@ -108,29 +126,45 @@ def train(name: str, folder: str, state: Path, device: str, say: Any = print) ->
         )
         say(f"{name}: step {step}, {found.greedy.strict.value:.3f}, {time.time() - began:.0f} s")
         net.train()
+
         return found.greedy.strict.value
 
     curve = [(0, look(0))]
     for step, (ids, mask, at, targets) in enumerate(batches(task, config, tokenizer, device), 1):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, step / 10)
+
         with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
-            hidden = base.model(input_ids=ids, attention_mask=mask, use_cache=False)
+            hidden = base.model(
+                input_ids=ids,
+                attention_mask=mask,
+                use_cache=False,
+            )
             logits = base.lm_head(hidden.last_hidden_state.flatten(0, 1)[at])
+
         torch.nn.functional.cross_entropy(logits.float(), targets).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+
         if step % LOOK_EVERY == 0:
             curve.append((step, look(step)))
             if curve[-1][1] >= ENOUGH:
                 break
+
     place = state / "warm" / name
     place.mkdir(parents=True, exist_ok=True)
     weights = {k: v.half().cpu() for k, v in peft.get_peft_model_state_dict(net).items()}
     save_file(weights, place / FILE)
-    record = {"task": name, "curve": curve, "hash": hash_of(place / FILE), "device": device,
-              "seconds": time.time() - began}  # fmt: skip
+
+    record = {
+        "task": name,
+        "curve": curve,
+        "hash": hash_of(place / FILE),
+        "device": device,
+        "seconds": time.time() - began,
+    }
+
     write_json(record, place / "record.json")
     return record
 
@@ -151,11 +185,13 @@ def start(folder: str, adapter: Path | None, device: str) -> tuple[Any, Any]:
     model, tokenizer = load_model(ModelConfig(name=folder, dtype="float32"), torch.device(device))
     if adapter is None:
         return model, tokenizer
+
     lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
     net = peft.get_peft_model(model, lora)
     weights = {name: value.float() for name, value in load_file(adapter).items()}
     peft.set_peft_model_state_dict(net, weights)
     model = net.merge_and_unload()
+
     return model.requires_grad_(True), tokenizer  # which peft had frozen
 
 
@@ -165,10 +201,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a folder with a .gguf file, or a model")
     parser.add_argument("--state", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+    )
+
     given = parser.parse_args()
     folder = str(model_folder(given))
     write_tasks(given.state / "tasks")
+
     for name in given.tasks:
         make(name, folder, given.state, lambda text: print(text, flush=True))
 

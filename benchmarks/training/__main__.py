@@ -96,12 +96,16 @@ def run(config: Config) -> int:
     result = compare(config)
     rows = [table_row(entry) for entry in result["summary"]]
     show_table(title(result), HEADINGS, rows)
+
     if config.quick:
         print("Quick run, not for citation. The full comparison is in benchmarks/training.")
+
     if config.out is not None:
         write_result(result, config.out)
+
     if config.plot is not None:
         draw(result, config.plot)
+
     return 0
 
 
@@ -116,9 +120,11 @@ def check(config: Config) -> None:
     check_names(config.optims, tuple(CONTENDERS))
     if config.steps is not None and config.steps < 1:
         raise ValueError(f"--steps {config.steps} must be at least 1")
+
     for rate in (*config.lrs, config.aux_lr, *config.aux_sgd_lrs):
         if not 0 < rate < math.inf:
             raise ValueError(f"learning rate {rate:g} must be above 0")
+
     if len(set(config.seeds)) < len(config.seeds):
         # Equal runs would make the interval too narrow.
         raise ValueError(f"--seeds {config.seeds} has duplicates")
@@ -130,15 +136,32 @@ def compare(config: Config) -> dict[str, Any]:
     corpus = read_corpus()
     about = describe(device)
     versions = {"mesotron": about["mesotron"], "torch": about["packages"]["torch"]}
-    fixed = {"corpus": corpus.sha256[:16], "device": about["device"], **versions}
+
+    fixed = {
+        "corpus": corpus.sha256[:16],
+        "device": about["device"],
+        **versions,
+    }
+
     ledger = Ledger(beside(config.out, ".runs.jsonl") if config.out else None, fixed)
     if ledger.runs:
         print(f"resuming: {len(ledger.runs)} finished runs in {ledger.path}", file=sys.stderr)
+
     names = check_names(config.optims, tuple(CONTENDERS))
-    summary, used = [], []
+    summary = []
+
+    used = []
     with progress(estimate_runs(config, names)) as say:
         for name in names:
-            search = search_rates(name, config, ledger, corpus, device, say)
+            search = search_rates(
+                name,
+                config,
+                ledger,
+                corpus,
+                device,
+                say,
+            )
+
             best = search.run()
             records = [
                 settings_for(name, p, s, config) for p in search.losses for s in search.losses[p]
@@ -152,6 +175,7 @@ def compare(config: Config) -> dict[str, Any]:
             )
             summary[-1]["steps_per_second"] = record["steps_per_second"]
             used += runs
+
     add_differences(summary)
     return {
         **about,
@@ -181,9 +205,16 @@ def search_rates(
         aux = "" if point.aux_lr is None else f", aux {point.aux_lr:g}"
         say(f"{name} lr {point.lr:g}{aux}, seed {seed}")
         record = ledger.get_or_run(settings.as_dict(), lambda: train(settings, corpus, device))
+
         return math.inf if record["loss"] is None else record["loss"]
 
-    return Search(measure, config.lrs, aux_grid(name, config), config.seeds, not config.quick)
+    return Search(
+        measure,
+        config.lrs,
+        aux_grid(name, config),
+        config.seeds,
+        not config.quick,
+    )
 
 
 def aux_grid(name: str, config: Config) -> tuple[float | None, ...]:
@@ -213,6 +244,7 @@ def summarize(
     at_best = {r["seed"]: r["loss"] for r in runs if (r["lr"], r["aux_lr"]) == best}
     losses = [at_best[seed] for seed in seeds]
     whole = [x for x in losses if x is not None]
+
     return {
         "optimizer": name,
         "lr": best.lr,

@@ -57,6 +57,7 @@ def read_corpus() -> Corpus:
     parts = [[n for n in names if n not in held_out], held_out]
     train, rest = ("\n\n".join(topics[n] for n in part) for part in parts)
     digest = hashlib.sha256((train + "\0" + rest).encode()).hexdigest()
+
     return Corpus(_encode(train), _encode(rest), digest)
 
 
@@ -112,6 +113,7 @@ def build_model(settings: RunSettings) -> nn.Module:
 
     torch.manual_seed(settings.seed)
     heads = settings.width // 32
+
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=settings.width,
@@ -137,6 +139,7 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
     rates = {"lr": settings.lr}
     if settings.aux_lr is not None:
         rates["aux_lr"] = settings.aux_lr
+
     optimizer = CONTENDERS[settings.optimizer].build(model, **rates)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rate_factor(step, settings.steps)
@@ -144,6 +147,7 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
     batches = corpus.batches(settings.seed, settings.steps, settings.batch, settings.context)
     clock = host_clock(device)
     losses: list[float] = []
+
     seconds: list[float] = []
     for batch in batches.to(device):
         start = clock()
@@ -156,8 +160,10 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
         seconds.append(clock() - start)
         if has_diverged(losses):
             break
+
     diverged = has_diverged(losses)
     held_out = corpus.evaluation(EVALUATION_WINDOWS, settings.context).to(device)
+
     return {
         "loss": None if diverged else evaluate(model, held_out),
         "diverged_at": len(losses) if diverged else None,
@@ -198,5 +204,6 @@ def has_diverged(losses: list[float]) -> bool:
     recent = losses[-DIVERGENCE_WINDOW:]
     if not all(map(math.isfinite, recent)):
         return True
+
     uniform = math.log(VOCABULARY)
     return len(recent) == DIVERGENCE_WINDOW and fmean(recent) > DIVERGED * uniform

@@ -36,14 +36,22 @@ def draw(result: dict[str, Any], path: Path) -> None:
         runs = [r for r in result["runs"] if r["optimizer"] == name]
         draw_rates(left, entry, [r for r in runs if r["aux_lr"] == entry["aux_lr"]])
         draw_curve(right, entry, [r for r in runs if is_best(r, entry)])
-    left.set(xscale="log", xlabel="learning rate of the hidden matrices", ylabel="held-out loss")
+
+    left.set(
+        xscale="log",
+        xlabel="learning rate of the hidden matrices",
+        ylabel="held-out loss",
+    )
+
     left.set_title("dots: seeds; line: mean of a rate's seeds; ring: the best rate", fontsize=11)
     right.set(xlabel="step", ylabel="training loss, smoothed")
     right.set_title("the best rate of each, mean over seeds", fontsize=11)
     right.legend(frameon=False)
+
     for axis in (left, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
+
     save_picture(figure, path, dpi=130)
     plt.close(figure)
 
@@ -60,12 +68,28 @@ def draw_rates(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> 
     for run in runs:
         if run["loss"] is not None:
             by_rate.setdefault(run["lr"], []).append(run["loss"])
+
     rates = sorted(by_rate)
     axis.plot(rates, [fmean(by_rate[rate]) for rate in rates], color=color, lw=1.5)
+
     for rate in rates:
-        axis.plot([rate] * len(by_rate[rate]), by_rate[rate], ".", color=color, ms=5)
+        axis.plot(
+            [rate] * len(by_rate[rate]),
+            by_rate[rate],
+            ".",
+            color=color,
+            ms=5,
+        )
+
     if entry["mean"] is not None:
-        axis.plot(entry["lr"], entry["mean"], "o", color=color, mfc="none", ms=11)
+        axis.plot(
+            entry["lr"],
+            entry["mean"],
+            "o",
+            color=color,
+            mfc="none",
+            ms=11,
+        )
 
 
 def draw_curve(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> None:
@@ -73,10 +97,18 @@ def draw_curve(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> 
     curves = [r["train_losses"] for r in runs if r["loss"] is not None]
     if not curves:
         return
+
     means = [fmean(column) for column in zip(*curves, strict=True)]
     label = f"{entry['optimizer']}  {entry['mean']:.3f}" if entry["mean"] else entry["optimizer"]
     color = COLORS.get(entry["optimizer"], "black")
-    axis.plot(range(1, len(means) + 1), smooth(means), color=color, lw=1.5, label=label)
+
+    axis.plot(
+        range(1, len(means) + 1),
+        smooth(means),
+        color=color,
+        lw=1.5,
+        label=label,
+    )
 
 
 def smooth(values: list[float], keep: float = SMOOTHING) -> list[float]:
@@ -86,9 +118,13 @@ def smooth(values: list[float], keep: float = SMOOTHING) -> list[float]:
         >>> smooth([1.0, 1.0, 1.0])
         [1.0, 1.0, 1.0]
     """
-    out, total, weight = [], 0.0, 0.0
+    out = []
+    total = 0.0
+
+    weight = 0.0
     for value in values:
         total = keep * total + (1 - keep) * value
         weight = keep * weight + (1 - keep)
         out.append(total / weight if math.isfinite(value) else math.nan)
+
     return out

@@ -51,11 +51,14 @@ class Search:
         for aux_lr in self.aux_lrs:
             for lr in self.lrs:
                 self._measure(Point(lr, aux_lr), self.seeds[:1])
+
         if self.extend:
             self._climb(self.seeds[:1])
+
         self._measure(self.best(self.seeds[:1]), self.seeds)
         if self.extend:
             self._climb(self.seeds)
+
         return self.best(self.seeds)
 
     def best(self, seeds: tuple[int, ...]) -> Point:
@@ -71,6 +74,7 @@ class Search:
             start = self.best(seeds)
             for point in self._neighbors(start):
                 self._measure(point, seeds)
+
             best = self.best(seeds)
             if best == start or self._mean(start, seeds) - self._mean(best, seeds) < MIN_GAIN:
                 return
@@ -78,9 +82,11 @@ class Search:
     def _neighbors(self, point: Point) -> Iterable[Point]:
         for lr in beside(point.lr, {p.lr for p in self.losses}):
             yield Point(lr, point.aux_lr)
+
         if len(self.aux_lrs) > 1:
             known = {p.aux_lr for p in self.losses if p.aux_lr is not None}
             assert point.aux_lr is not None
+
             for aux_lr in beside(point.aux_lr, known):
                 yield Point(point.lr, aux_lr)
 
@@ -101,10 +107,12 @@ def beside(value: float, known: Iterable[float]) -> tuple[float, float]:
     grid = sorted({*known})
     if len(grid) < 2:
         grid = [value / 2, value, value * 2]
+
     below = grid[0] ** 2 / grid[1]
     above = grid[-1] ** 2 / grid[-2]
     wide = [float(f"{below:.4g}"), *grid, float(f"{above:.4g}")]
     place = wide.index(value)
+
     return wide[place - 1], wide[place + 1]
 
 
@@ -132,6 +140,7 @@ class Ledger:
         self.path = path
         self.fixed = fixed
         self.runs: dict[str, dict[str, Any]] = {}
+
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 if line.endswith("}"):  # the last line of a killed run may be cut off
@@ -146,11 +155,13 @@ class Ledger:
         if key not in self.runs:
             self.runs[key] = {"key": key, **settings, **run()}
             self._append(self.runs[key])
+
         return self.runs[key]
 
     def _append(self, record: dict[str, Any]) -> None:
         if self.path is None:
             return
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a") as file:

@@ -25,6 +25,7 @@ def test_corpus_is_sampled_by_seed():
     corpus = read_corpus()
     assert int(corpus.train.max()) < VOCABULARY
     first, again, other = (corpus.batches(seed, 3, 2, 16) for seed in (0, 0, 1))
+
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -35,6 +36,7 @@ def test_divergence():
     assert has_diverged([uniform * 1.3] * 8)
     assert not has_diverged([uniform * 1.3] * 7)
     assert not has_diverged([uniform] * 8)
+
     settings = RunSettings(
         optimizer="muon_sgd", lr=100.0, aux_lr=1e4, seed=0, steps=30, batch=2, context=16, layers=1
     )
@@ -55,6 +57,7 @@ def parabola(best_lr, best_aux=None):
 def test_best_rate_is_never_at_an_edge(best_lr):
     search = Search(parabola(best_lr), (0.002, 0.004, 0.008), (None,), (0, 1, 2))
     assert search.run() == Point(best_lr, None)
+
     for lr in (best_lr / 2, best_lr, best_lr * 2):
         assert set(search.losses[Point(lr, None)]) == {0, 1, 2}
 
@@ -62,13 +65,20 @@ def test_best_rate_is_never_at_an_edge(best_lr):
 def test_search_covers_auxiliary_rates_divergence_and_more_seeds():
     search = Search(parabola(0.004, 4.0), (0.002, 0.004, 0.008), (0.5, 1.0, 2.0), (0, 1))
     assert search.run() == Point(0.004, 4.0)
+
     diverging = Search(
         lambda p, seed: math.inf if p.lr > 3 else -p.lr, (1.0, 2.0, 4.0), (None,), (0, 1)
     )
     assert diverging.run().lr == 2.0
 
     def first_seed_prefers_2(point, seed):
-        return {1.0: 5, 2.0: 0 if seed == 0 else 9, 4.0: 1, 8.0: 5, 16.0: 9}[point.lr]
+        return {
+            1.0: 5,
+            2.0: 0 if seed == 0 else 9,
+            4.0: 1,
+            8.0: 5,
+            16.0: 9,
+        }[point.lr]
 
     moved = Search(first_seed_prefers_2, (1.0, 2.0, 4.0), (None,), (0, 1, 2))
     assert moved.run().lr == 4.0
@@ -83,7 +93,8 @@ def test_neighbors_and_interval():
 
 
 def test_ledger_loses_only_a_torn_line(tmp_path):
-    path, ran = tmp_path / "runs.jsonl", []
+    path = tmp_path / "runs.jsonl"
+    ran = []
 
     def fill(ledger):
         for seed in (0, 1):
@@ -92,8 +103,10 @@ def test_ledger_loses_only_a_torn_line(tmp_path):
     fill(Ledger(path, {"corpus": "x"}))
     path.write_text(path.read_text()[:-9])  # killed while it wrote the second run
     fill(Ledger(path, {"corpus": "x"}))
+
     assert ran == [0, 1, 1]
     assert sorted(run["loss"] for run in Ledger(path, {"corpus": "x"}).runs.values()) == [0, 1]
+
     fill(Ledger(path, {"corpus": "y"}))
     assert ran == [0, 1, 1, 0, 1]
 
@@ -101,15 +114,22 @@ def test_ledger_loses_only_a_torn_line(tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_sweep_resumes_to_the_same_result(tmp_path, monkeypatch):
     config = Config(
-        optims=("adamw", "pion_per_head"), lrs=(0.004, 0.008), seeds=(0, 1), steps=2,
-        device="cpu", out=tmp_path / "result.json",
-    )  # fmt: skip
+        optims=("adamw", "pion_per_head"),
+        lrs=(0.004, 0.008),
+        seeds=(0, 1),
+        steps=2,
+        device="cpu",
+        out=tmp_path / "result.json",
+    )
+
     monkeypatch.setattr("benchmarks.training.search.MAX_MOVES", 1)
     first = training.compare(config)
     start = {(r["optimizer"], r["seed"]): r["train_losses"][0] for r in first["runs"]}
+
     assert start["adamw", 0] == start["pion_per_head", 0] != start["adamw", 1]
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("a finished run was repeated"))
     assert training.compare(config) == first
+
     summary = {entry["optimizer"]: entry for entry in first["summary"]}
     assert summary["adamw"]["versus_adamw"] == 0
     assert summary["pion_per_head"]["interval"] > 0
@@ -130,7 +150,14 @@ def test_bad_values_are_refused(wrong, named):
 
 
 def test_explicit_values_win_over_the_quick_preset():
-    config = training.complete(Config(quick=True, steps=120, optims=("pion",)))
+    config = training.complete(
+        Config(
+            quick=True,
+            steps=120,
+            optims=("pion",),
+        )
+    )
+
     assert (config.steps, config.optims, config.lrs) == (120, ("pion",), training.QUICK["lrs"])
 
 
@@ -139,6 +166,7 @@ def test_page_and_plot_show_the_result(tmp_path):
     result = read_json(FOLDER / "result.json.gz")
     for entry in result["summary"]:
         assert f"| {' | '.join(training.table_row(entry))} |" in page
+
     assert result["corpus"]["sha256"] in page
     training.draw(result, tmp_path / "rates.png")
     assert (tmp_path / "rates.png").stat().st_size > 5000

@@ -34,7 +34,8 @@ class Bench:
     def __init__(self, given: Any, deadline: float) -> None:
         from mesotron.vla.demos import load_demos
 
-        self.given, self.deadline = given, deadline
+        self.given = given
+        self.deadline = deadline
         self.demos = load_demos(demos_config(given).out)
         self.frames: Any = None
 
@@ -48,6 +49,7 @@ class Bench:
         del trainer
         gc.collect()  # a recorded step holds on to its memory by a cycle
         seconds = {"train_seconds": trained, "seconds": time.time() - start}
+
         return cell | seen | played | seconds
 
     def make_trainer(self, cell: Cell) -> Any:
@@ -60,6 +62,7 @@ class Bench:
         device = torch.device(self.given.device)
         trainer = Trainer(config, self.demos, device, frames=self.frames)
         self.frames = trainer.frames
+
         return trainer
 
     def train(self, trainer: Any, cell: Cell) -> Cell:
@@ -67,19 +70,30 @@ class Bench:
         steps = cell["steps"]
         places = {round(share * steps) for share in PROBES}
         probing = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
-        losses, probes, half = [], [], {}
+        losses = []
+        probes = []
+
+        half = {}
         while trainer.step < steps:
             if trainer.step in places and probing:
                 probes.append({"step": trainer.step, **trainer.probe()})
+
             found = trainer.advance()
             if trainer.step % 20 == 0 or trainer.step == steps:
                 if time.time() > self.deadline:
                     raise Late
                 losses.append([trainer.step, float(found["loss/action"])])
+
             if trainer.step == steps // 2:
                 half = describe_step(trainer.statistics())
+
         tail = [loss for _, loss in losses[-5:]]
-        return {"loss": sum(tail) / len(tail), "losses": losses, "probes": probes, "half": half}
+        return {
+            "loss": sum(tail) / len(tail),
+            "losses": losses,
+            "probes": probes,
+            "half": half,
+        }
 
     def play(self, trainer: Any, cell: Cell) -> Cell:
         """Success on validation scenes, on test scenes (half as many at the small budget), and for
@@ -98,13 +112,23 @@ class Bench:
             seeds = range(first, first + count)
             world = self.demos.world
             assert world is not None
-            found = evaluate(act, world, seeds, execute=EXECUTE, workers=1, wrong=wrong, batch=WAVE)
+
+            found = evaluate(
+                act,
+                world,
+                seeds,
+                execute=EXECUTE,
+                workers=1,
+                wrong=wrong,
+                batch=WAVE,
+            )
             return found.success
 
         is_small = cell["steps"] == given.small
         half = max(given.test // 2, 1)
         is_control = not is_small and cell["seed"] == 0
         is_control = is_control and (cell["strength"], cell["action_scale"]) == ("noise", 1)
+
         return {
             "validation": success(VALIDATION_SEED, given.validation),
             "test": success(EVAL_SEED, half if is_small else given.test),
@@ -120,6 +144,7 @@ def describe_step(statistics: dict[str, float]) -> dict[str, float]:
         keys = [key for key in statistics if key.startswith("optim/action/") and key.endswith(name)]
         if keys:
             shown[name] = sum(statistics[key] for key in keys) / len(keys)
+
     return shown
 
 
@@ -129,7 +154,12 @@ def demos_config(given: Any) -> Any:
 
     world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)
     out = Path(given.state) / f"{given.world}-demos"
-    counts = {"episodes": given.episodes, "starts": given.starts, "every": given.every}
+
+    counts = {
+        "episodes": given.episodes,
+        "starts": given.starts,
+        "every": given.every,
+    }
     return DemosConfig(world=world, out=out, **counts)
 
 
@@ -139,6 +169,7 @@ def train_config(given: Any, cell: Cell) -> Any:
 
     strength = cell["strength"]
     promote = int(strength.removeprefix("k_p=")) if strength.startswith("k_p=") else None
+
     optim = PartsOptimConfig(
         **CONTENDERS[cell["contender"]],
         lr=cell["rate"],

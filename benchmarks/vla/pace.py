@@ -42,6 +42,8 @@ class Pace:
         self.alone_until = 0.0
         if cell["contender"] == SLOW:
             return
-        step, play = cell["train_seconds"] / cell["steps"], cell["seconds"] - cell["train_seconds"]
+
+        step = cell["train_seconds"] / cell["steps"]
+        play = cell["seconds"] - cell["train_seconds"]
         self.seconds_per_step = 0.7 * (self.seconds_per_step or step) + 0.3 * step
         self.seconds_of_play = 0.7 * (self.seconds_of_play or play) + 0.3 * play

@@ -39,8 +39,10 @@ def main() -> None:
 def write(path: Path) -> None:
     """Print the tables and draw the pictures of a result."""
     found = read_json(path)
-    cells, settings = found["cells"], found["settings"]
-    small, full = settings["small"], settings["full"]
+    cells = found["cells"]
+    settings = found["settings"]
+    small = settings["small"]
+    full = settings["full"]
     print(rates_table(cells, small))
     print(finals_table(cells, [small, full]))
     episodes = settings["test"] * len(found["facts"]["expert"]["tasks"])
@@ -49,8 +51,10 @@ def write(path: Path) -> None:
     print(strength_table(cells, full))
     print(gradient_table(cells))
     draw_rates(cells, small, beside(path, "_rates.png"))
+
     if any(cell["probes"] for cell in cells):
         draw_gradients(cells, beside(path, "_gradients.png"))
+
     if any(cell["steps"] == full for cell in cells):
         draw_learning(cells, full, beside(path, "_learning.png"))
 
@@ -67,7 +71,13 @@ def heads(cells: list[Cell]) -> list[str]:
 
 def at(cells: list[Cell], head: str, name: str, steps: int, seed: int = 0) -> dict[float, Cell]:
     """Cells with the default strength, by rate."""
-    return of({str(k): cell for k, cell in enumerate(cells)}, head, name, steps, seed)
+    return of(
+        {str(k): cell for k, cell in enumerate(cells)},
+        head,
+        name,
+        steps,
+        seed,
+    )
 
 
 def chosen(cells: list[Cell], head: str, name: str, steps: int) -> list[Cell]:
@@ -75,9 +85,11 @@ def chosen(cells: list[Cell], head: str, name: str, steps: int) -> list[Cell]:
     first = list(at(cells, head, name, steps).values())
     if not first:
         return []
+
     rate = max(first, key=preference(first))["rate"]
     mine = [c for c in cells if c["rate"] == rate and c["strength"] == "noise"]
     mine = [c for c in mine if (c["head"], c["contender"], c["steps"]) == (head, name, steps)]
+
     return sorted((c for c in mine if c["action_scale"] == 1), key=lambda cell: cell["seed"])
 
 
@@ -87,12 +99,15 @@ def rates_table(cells: list[Cell], steps: int) -> str:
     for head in heads(cells):
         for name in NAMES:
             tried = at(cells, head, name, steps)
-            shown = [f"{rate:g}: {tried[rate]['validation']:.2f} ({tried[rate]['loss']:.3f})"
-                     for rate in sorted(tried)]  # fmt: skip
+            shown = [
+                f"{rate:g}: {tried[rate]['validation']:.2f} ({tried[rate]['loss']:.3f})"
+                for rate in sorted(tried)
+            ]
             if shown:
                 trusted = max(cell["validation"] for cell in tried.values()) >= TRUSTED
                 by = "success" if trusted else "loss"
                 rows.append([head, NAMES[name], "; ".join(shown), by])
+
     return table(["head", f"{steps} steps", "rate: success (loss)", "chosen by"], rows)
 
 
@@ -104,6 +119,7 @@ def finals_table(cells: list[Cell], budgets: list[int]) -> str:
             found = [chosen(cells, head, name, steps) for steps in budgets]
             if any(found):
                 rows.append([head, NAMES[name], *(text for f in found for text in tell(f))])
+
     columns = [f"{what} {steps} steps" for steps in budgets for what in ("rate,", "success,")]
     return table(["head", "contender", *columns, "told wrongly"], [widen(row) for row in rows])
 
@@ -112,10 +128,12 @@ def tell(found: list[Cell]) -> list[str]:
     """Rate, success by seed, and success with a wrong instruction."""
     if not found:
         return ["", "", ""]
+
     tests = [cell["test"] for cell in found]
     wrong = [cell["wrong"] for cell in found if cell["wrong"] is not None]
     spelled = ", ".join(f"{t:.3g}" for t in tests)
     shown = [f"{found[0]['rate']:g}", f"{mean(tests):.3f} ({spelled})"]
+
     return [*shown, f"{max(wrong):.2f}" if wrong else ""]
 
 
@@ -143,9 +161,11 @@ def behind_table(cells: list[Cell], budgets: dict[int, int]) -> str:
                         f"{mean(own):.3f}",
                         f"{mean(muon) - mean(own):.3f}",
                     ]
+
                     rows.append(
                         [head, NAMES[name], f"{steps}", *shown, *errors(muon, own, episodes)]
                     )
+
     columns = ["head", "contender", "steps", "Muon", "own", "behind by"]
     return table([*columns, "error of episodes", "error of seeds"], rows)
 
@@ -167,6 +187,7 @@ def long_table(cells: list[Cell], steps: int) -> str:
             found = chosen(cells, head, name, steps)
             if found:
                 rows.append([head, NAMES[name], *tell(found)])
+
     return table(["head", f"{steps} steps", "rate", "success", "told wrongly"], rows)
 
 
@@ -174,6 +195,7 @@ def strength_table(cells: list[Cell], steps: int) -> str:
     """Pion's strength on the action module: success, and what half-way through it let pass."""
     rows = []
     tried = [c for c in cells if (c["contender"], c["steps"], c["seed"]) == ("muon_pion", steps, 0)]
+
     tried = [c for c in tried if c["half"] and c["head"] == cells[0]["head"]]
     for cell in sorted(tried, key=lambda c: (c["action_scale"] != 1, c["rate"], c["strength"])):
         half = cell["half"]
@@ -181,6 +203,7 @@ def strength_table(cells: list[Cell], steps: int) -> str:
         row += [f"{cell['test']:.2f}", f"{cell['loss']:.3f}", f"{half['action_to_vision']:.2f}"]
         row += [f"{half[key]:.2f}" for key in ("passed_rank", "dead_blocks")]
         rows.append(row)
+
     columns = ["strength", "rate", "factor on the action rate", "success", "loss"]
     return table([*columns, "action step / vision step", "passed", "dead"], rows)
 
@@ -191,6 +214,7 @@ def gradient_table(cells: list[Cell]) -> str:
     for cell in cells:
         if not cell["probes"] or cell["head"] != cells[0]["head"] or cell["action_scale"] != 1:
             continue
+
         for place, probe in (("2 %", cell["probes"][1]), ("75 %", cell["probes"][-2])):
             row = [NAMES[cell["contender"]], f"{cell['rate']:g}", place]
             for part in PARTS:
@@ -198,7 +222,9 @@ def gradient_table(cells: list[Cell]) -> str:
                     f"gradient/{part}/{name}" for name in ("effective_rank", "top_share", "snr")
                 ]
                 row.append(" / ".join(f"{probe[key]:.2g}" for key in keys if key in probe))
+
             rows.append(row)
+
     return table(["contender", "rate", "at", *PARTS], rows)
 
 
@@ -206,6 +232,7 @@ def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
     """Success on validation scenes above, the loss below, over the rate."""
     plt = open_plots()
     names = heads(cells)
+
     figure, axes = plt.subplots(
         2, len(names), figsize=(5 * len(names), 5.6), sharex="col", squeeze=False
     )
@@ -215,12 +242,20 @@ def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
                 mine = at(cells, head, name, steps)
                 if mine:
                     rates = sorted(mine)
-                    axis.plot(rates, [mine[r][key] for r in rates], "o-", color=COLOURS[name],
-                              label=NAMES[name])  # fmt: skip
+                    axis.plot(
+                        rates,
+                        [mine[r][key] for r in rates],
+                        "o-",
+                        color=COLOURS[name],
+                        label=NAMES[name],
+                    )
+
             axis.set_xscale("log")
+
         column[0].set_ylim(-0.03, 1.03)
         column[0].set_title(f"{head} head, {steps} steps, one seed")
         column[1].set_xlabel("learning rate of matrices")
+
     axes[0][0].set_ylabel("success, validation scenes")
     axes[1][0].set_ylabel("training loss")
     axes[0][0].legend(fontsize=8)
@@ -232,13 +267,20 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
     """Gradient statistics of each part over training, a line for each contender."""
     plt = open_plots()
     head = heads(cells)[0]
+
     best: dict[str, Cell] = {}
     for name in NAMES:
         mine = [c for c in cells if (c["head"], c["contender"]) == (head, name) and c["probes"]]
         mine = [c for c in mine if c["action_scale"] == 1]
         if mine:
             best[name] = max(mine, key=preference(mine))
-    measures = {"effective_rank": "effective rank", "top_share": "top share", "snr": "SNR"}
+
+    measures = {
+        "effective_rank": "effective rank",
+        "top_share": "top share",
+        "snr": "SNR",
+    }
+
     figure, axes = plt.subplots(
         len(measures), len(PARTS), figsize=(12, 7), sharex=True, sharey="row"
     )
@@ -248,16 +290,31 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
                 points = [(p["step"], p.get(f"gradient/{part}/{key}")) for p in cell["probes"]]
                 points = [point for point in points if point[1] is not None]
                 if points:
-                    axis.plot(*zip(*points, strict=True), "o-", ms=3, color=COLOURS[name],
-                              label=NAMES[name])  # fmt: skip
+                    axis.plot(
+                        *zip(*points, strict=True),
+                        "o-",
+                        ms=3,
+                        color=COLOURS[name],
+                        label=NAMES[name],
+                    )
+
             if key == "effective_rank":
                 axis.set_title(part)
+
         row[0].set_ylabel(words)
+
     for axis in axes[-1]:
         axis.set_yscale("symlog", linthresh=0.1)
         axis.set_xlabel("step")
+
     named = axes[0][0].get_legend_handles_labels()
-    figure.legend(*named, loc="upper center", ncol=len(best), frameon=False)
+    figure.legend(
+        *named,
+        loc="upper center",
+        ncol=len(best),
+        frameon=False,
+    )
+
     figure.tight_layout(rect=(0, 0, 1, 0.96))
     save_picture(figure, path, dpi=110)
 
@@ -266,15 +323,22 @@ def draw_learning(cells: list[Cell], steps: int, path: Path) -> None:
     """The training loss of the finalists, first seed."""
     plt = open_plots()
     names = heads(cells)
+
     figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.6), squeeze=False)
     for axis, head in zip(axes[0], names, strict=True):
         for name in NAMES:
             found = chosen(cells, head, name, steps)
             if found:
-                axis.plot(*zip(*found[0]["losses"], strict=True), color=COLOURS[name], lw=1,
-                          label=NAMES[name])  # fmt: skip
+                axis.plot(
+                    *zip(*found[0]["losses"], strict=True),
+                    color=COLOURS[name],
+                    lw=1,
+                    label=NAMES[name],
+                )
+
         axis.set_title(f"{head} head, {steps} steps")
         axis.set_xlabel("step")
+
     axes[0][0].set_ylabel("training loss")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()

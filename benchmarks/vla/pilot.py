@@ -34,9 +34,21 @@ SHARING = 1.15  # what a step takes of a GPU that changes between processes, ove
 
 def main() -> None:
     parser = make_parser()
-    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        type=int,
+        default=list(BUDGETS),
+    )
+
     parser.add_argument("--short", type=int, default=SHORT)
-    parser.add_argument("--study-seconds", type=float, default=400, help="time of the study itself")
+    parser.add_argument(
+        "--study-seconds",
+        type=float,
+        default=400,
+        help="time of the study itself",
+    )
+
     given = fill_in(parser.parse_args())
     began = time.time()
 
@@ -45,6 +57,7 @@ def main() -> None:
 
     for folder in (given.state, given.out):
         folder.mkdir(parents=True, exist_ok=True)
+
     make_data(given, say)
     bench = Bench(given, began + given.seconds)
     say(f"{len(bench.demos):,} observations loaded")
@@ -66,18 +79,28 @@ class Pilot:
     """
 
     def __init__(self, bench: Bench, say: Any) -> None:
-        self.bench, self.given, self.say = bench, bench.given, say
-        self.found: dict[str, Any] = {"world": self.given.world, "compared": {}, "speed": {}}
+        self.bench = bench
+        self.given = bench.given
+        self.say = say
+
+        self.found: dict[str, Any] = {
+            "world": self.given.world,
+            "compared": {},
+            "speed": {},
+        }
+
         self.found |= {"rates": {}, "curve": []}
 
     def try_recording(self) -> None:
         """Whether recorded steps equal plain ones; if not, the study uses plain ones."""
         if self.given.device != "cuda" or not self.given.graph:
             return
+
         compared = self.found["compared"]
         for head in self.given.heads:
             for name in ("muon_pion", "adamw", "pion"):
                 compared[f"{head}/{name}"] = self.attempt(compare, head, name)
+
         gaps = [one.get("gap", 1.0) for one in compared.values()]
         self.given.graph = self.found["graph"] = max(gaps) < MOST_GAP
         self.keep()
@@ -90,11 +113,13 @@ class Pilot:
 
     def find_rates(self) -> None:
         """Auxiliary rates of Muon and AdamW, then Muon's own beside its."""
-        rates, short = self.found["rates"], self.given.short
+        rates = self.found["rates"]
+        short = self.given.short
         for key, name, rate in (("aux", "muon", RATE), ("aux_adamw", "adamw", ADAMW_RATE)):
             tried = self.attempt(try_auxiliary, name, rate, short)
             if "best" in tried:
                 rates[key] = tried["best"]
+
         self.given.aux = rates.get("aux", self.given.aux)
         self.found["rate"] = self.attempt(try_rates, short).get("best", RATE)
         self.keep()
@@ -103,10 +128,12 @@ class Pilot:
         """Muon's success by budget while there is time, and the study's budgets from it."""
         speed = self.found["speed"]["muon"]
         alone = min(speed.get(f"{kind} {self.given.batch}", 1e9) for kind in KINDS)
+
         affordable = self.given.study_seconds / (SHARING * alone / 1000)
         for steps in self.given.budgets:
             if time.time() > self.bench.deadline:
                 break
+
             self.found["curve"].append(self.attempt(learn, self.found["rate"], steps))
             points = [point for point in self.found["curve"] if "success" in point]
             self.found["budgets"] = choose(points, affordable)
@@ -118,8 +145,10 @@ class Pilot:
             found = work(self.bench, *args)
         except Exception:
             found = {"error": traceback.format_exc()}
+
         shown = found.get("error") or json.dumps(found)
         self.say(f"{work.__name__} {' '.join(str(arg) for arg in args)}: {shown}")
+
         return found
 
     def keep(self) -> None:
@@ -134,15 +163,22 @@ def compare(bench: Bench, head: str, name: str) -> dict[str, Any]:
     cell = make_cell(head, name, ADAMW_RATE if name == "adamw" else RATE, steps=100)
     losses = {}
     graph = bench.given.graph
+
     for recorded in (False, True):
         bench.given.graph = recorded
         trainer = bench.make_trainer(cell)
         losses[recorded] = [float(trainer.advance()["loss"]) for _ in range(COMPARED)]
         trainer.statistics()  # must be readable after a replay
+
     bench.given.graph = graph
     pairs = zip(losses[False], losses[True], strict=True)
     gap = max(abs(a - b) / abs(a) for a, b in pairs)
-    return {"gap": gap, "plain": losses[False], "recorded": losses[True]}
+
+    return {
+        "gap": gap,
+        "plain": losses[False],
+        "recorded": losses[True],
+    }
 
 
 def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
@@ -150,24 +186,32 @@ def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
     import torch
 
     found = {}
-    graph, batch = bench.given.graph, bench.given.batch
+    graph = bench.given.graph
+
+    batch = bench.given.batch
     for recorded, size in ((False, batch), (True, batch // 2), (True, batch), (True, 2 * batch)):
         if recorded and not (graph and bench.given.device == "cuda"):
             continue
+
         bench.given.graph, bench.given.batch = recorded, size
         trainer = bench.make_trainer(make_cell(head, name, RATE, steps=100))
         for _ in range(6):
             loss = trainer.advance()["loss"]
+
         float(loss)
         start = time.perf_counter()
+
         for _ in range(40):
             loss = trainer.advance()["loss"]
+
         float(loss)
         kind = KINDS[recorded]
         found[f"{kind} {size}"] = round(1000 * (time.perf_counter() - start) / 40, 3)
+
     bench.given.graph, bench.given.batch = graph, batch
     if bench.given.device == "cuda":
         found["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+
     return found
 
 
@@ -175,11 +219,20 @@ def try_auxiliary(bench: Bench, name: str, rate: float, steps: int) -> dict[str,
     """The losses of a short training by auxiliary rate, and the best of these."""
     given = bench.given
     before = given.aux, given.aux_adamw
+
     losses = {}
     for aux in AUXILIARY:
         given.aux = given.aux_adamw = aux
-        cell = make_cell(given.heads[0], name, rate, steps, seed=100)
+        cell = make_cell(
+            given.heads[0],
+            name,
+            rate,
+            steps,
+            seed=100,
+        )
+
         losses[aux] = bench.train(bench.make_trainer(cell), cell)["loss"]
+
     given.aux, given.aux_adamw = before
     return {"best": min(losses, key=lambda aux: losses[aux]), "losses": losses}
 
@@ -188,8 +241,16 @@ def try_rates(bench: Bench, steps: int) -> dict[str, Any]:
     """The losses of a short training by Muon's rate, and the best of these."""
     losses = {}
     for rate in RATES:
-        cell = make_cell(bench.given.heads[0], "muon", rate, steps, seed=100)
+        cell = make_cell(
+            bench.given.heads[0],
+            "muon",
+            rate,
+            steps,
+            seed=100,
+        )
+
         losses[rate] = bench.train(bench.make_trainer(cell), cell)["loss"]
+
     return {"best": min(losses, key=lambda rate: losses[rate]), "losses": losses}
 
 
@@ -203,7 +264,15 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
 
     given = bench.given
     start = time.time()
-    cell = make_cell(given.heads[0], "muon", rate, steps, seed=100)
+
+    cell = make_cell(
+        given.heads[0],
+        "muon",
+        rate,
+        steps,
+        seed=100,
+    )
+
     trainer = bench.make_trainer(cell)
     loss = bench.train(trainer, cell)["loss"]
     trained = time.time() - start
@@ -211,13 +280,28 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     act = narrow(make_act(trainer.policy, given.device))
     seeds = range(VALIDATION_SEED, VALIDATION_SEED + given.validation)
     world = bench.demos.world
+
     assert world is not None
-    played = evaluate(act, world, seeds, execute=EXECUTE, batch=WAVE)
+    played = evaluate(
+        act,
+        world,
+        seeds,
+        execute=EXECUTE,
+        batch=WAVE,
+    )
+
     tasks = {task: right / total for task, (right, total) in played.by_task.items()}
     seconds = {"train_seconds": round(trained, 1), "seconds": round(time.time() - start, 1)}
     config = train_config(given, cell)
-    return {"steps": steps, "success": played.success, "loss": loss, "tasks": tasks, **seconds,
-            "batch": config.batch}  # fmt: skip
+
+    return {
+        "steps": steps,
+        "success": played.success,
+        "loss": loss,
+        "tasks": tasks,
+        **seconds,
+        "batch": config.batch,
+    }
 
 
 def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
@@ -234,6 +318,7 @@ def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
     """
     if not curve or max(point["success"] for point in curve) < LEARNED:
         return {}
+
     small = min(curve, key=lambda point: abs(point["success"] - 0.5))["steps"]
     best = max(curve, key=lambda point: point["success"])
     near = NEAR_END * best["success"]
@@ -241,7 +326,12 @@ def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
     full = min(later, default=2 * small)
     full = min(full, max(100, round(affordable * 2 / 3 / (20 + 26 / 3), -2)))
     small = min(small, full // 3)
-    return {"small": int(small), "full": int(full), "long": int(max(2 * full, best["steps"]))}
+
+    return {
+        "small": int(small),
+        "full": int(full),
+        "long": int(max(2 * full, best["steps"])),
+    }
 
 
 if __name__ == "__main__":

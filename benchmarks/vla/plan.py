@@ -45,8 +45,17 @@ def key_of(cell: Cell) -> str:
 
 def make_cell(head: str, contender: str, rate: float, steps: int, seed: int = 0) -> Cell:
     """A cell with the default strength, the noise edge."""
-    cell: Cell = {"head": head, "contender": contender, "rate": rate, "strength": "noise"}
-    return cell | {"steps": steps, "seed": seed, "action_scale": 1}
+    cell: Cell = {
+        "head": head,
+        "contender": contender,
+        "rate": rate,
+        "strength": "noise",
+    }
+    return cell | {
+        "steps": steps,
+        "seed": seed,
+        "action_scale": 1,
+    }
 
 
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
@@ -62,10 +71,13 @@ def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
         for name in quick:
             rates = grid(given, done, head, name)
             cells += [make_cell(head, name, rate, given.small) for rate in rates]
+
         for name in quick:
             cells += finals(given, done, head, name)
+
         if place == 0:
             cells += longer(given, done, head) + low_rank(given, done, head)
+
     return cells + strengths(given, done, given.heads[0])
 
 
@@ -80,6 +92,7 @@ def grid(given: Any, done: dict[str, Cell], head: str, name: str) -> list[float]
             rates.append(rates[-1] * 2)
         else:
             break
+
     return rates
 
 
@@ -113,7 +126,13 @@ def preference(cells: list[Cell]) -> Any:
 
 def small_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float | None:
     """The best rate at the small budget, once its grid is done."""
-    return best_rate(done, head, name, given.small, grid(given, done, head, name))
+    return best_rate(
+        done,
+        head,
+        name,
+        given.small,
+        grid(given, done, head, name),
+    )
 
 
 def full_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float | None:
@@ -122,7 +141,14 @@ def full_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float 
     best = small_rate(given, done, head, name)
     if best is None:
         return None
-    return best_rate(done, head, name, given.full, [best, best / 2])
+
+    return best_rate(
+        done,
+        head,
+        name,
+        given.full,
+        [best, best / 2],
+    )
 
 
 def finals(given: Any, done: dict[str, Cell], head: str, name: str) -> list[Cell]:
@@ -130,12 +156,30 @@ def finals(given: Any, done: dict[str, Cell], head: str, name: str) -> list[Cell
     best = small_rate(given, done, head, name)
     if best is None:
         return []
+
     cells = [make_cell(head, name, rate, given.full) for rate in (best, best / 2)]
     chosen = full_rate(given, done, head, name)
     for seed in range(1, given.seeds):
-        cells.append(make_cell(head, name, best, given.small, seed))
+        cells.append(
+            make_cell(
+                head,
+                name,
+                best,
+                given.small,
+                seed,
+            )
+        )
         if chosen is not None:
-            cells.append(make_cell(head, name, chosen, given.full, seed))
+            cells.append(
+                make_cell(
+                    head,
+                    name,
+                    chosen,
+                    given.full,
+                    seed,
+                )
+            )
+
     return cells
 
 
@@ -146,12 +190,15 @@ def longer(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
         chosen = None if name == SLOW else full_rate(given, done, head, name)
         if chosen is not None:
             found.append(of(done, head, name, given.full)[chosen])
+
     complete = len(found) == sum(name != SLOW for name in given.contenders)
     if not given.long or not complete:
         return []
+
     best = max(found, key=preference(found))
     if best["validation"] >= ENOUGH:
         return []
+
     named = head, best["contender"], best["rate"], given.long
     return [make_cell(*named, seed) for seed in range(given.seeds)]
 
@@ -160,10 +207,21 @@ def low_rank(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
     """Low-rank Muon on the action module at Muon's best rate, small budget, all seeds."""
     if SLOW not in given.contenders or "muon" not in given.contenders:
         return []
+
     best = small_rate(given, done, head, "muon")
     if best is None:
         return []
-    return [make_cell(head, SLOW, best, given.small, seed) for seed in range(given.seeds)]
+
+    return [
+        make_cell(
+            head,
+            SLOW,
+            best,
+            given.small,
+            seed,
+        )
+        for seed in range(given.seeds)
+    ]
 
 
 def strengths(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
@@ -171,20 +229,24 @@ def strengths(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
     its action step as large as Muon's, beside the step of vision."""
     if "muon_pion" not in given.contenders:
         return []
+
     rate = small_rate(given, done, head, "muon_pion")
     if rate is None:
         return []
+
     plain = [make_cell(head, "muon_pion", rate, given.full) | {"strength": s} for s in STRENGTHS]
     muon = of(done, head, "muon", given.full)
     best = full_rate(given, done, head, "muon") if "muon" in given.contenders else None
     if best is None:
         return plain
+
     matched = []
     for cell in plain:
         finished = done.get(key_of(cell))
         if finished is not None:
             scale = match(finished, muon[best])
             matched.append(cell | {"action_scale": scale})
+
     return plain + matched
 
 

@@ -31,13 +31,40 @@ from benchmarks.vla.plan import CONTENDERS, Cell, key_of, plan
 # of each task to choose by and to report (a failed one of Meta-World takes a second of a core), and
 # steps where no pilot says.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "blocks": {"heads": ["l1"], "episodes": 200, "starts": 2000, "every": 1, "validation": 10,
-               "test": 25, "small": 300, "full": 500, "long": 0},
-    "object10": {"heads": ["l1", "flow"], "episodes": 2000, "starts": 30_000, "every": 1,
-                 "validation": 10, "test": 20, "small": 500, "full": 1500, "long": 4000},
-    "mt10": {"heads": ["l1"], "episodes": 1500, "starts": None, "every": 3, "validation": 3,
-             "test": 10, "small": 500, "full": 2000, "long": 5000},
-}  # fmt: skip
+    "blocks": {
+        "heads": ["l1"],
+        "episodes": 200,
+        "starts": 2000,
+        "every": 1,
+        "validation": 10,
+        "test": 25,
+        "small": 300,
+        "full": 500,
+        "long": 0,
+    },
+    "object10": {
+        "heads": ["l1", "flow"],
+        "episodes": 2000,
+        "starts": 30_000,
+        "every": 1,
+        "validation": 10,
+        "test": 20,
+        "small": 500,
+        "full": 1500,
+        "long": 4000,
+    },
+    "mt10": {
+        "heads": ["l1"],
+        "episodes": 1500,
+        "starts": None,
+        "every": 3,
+        "validation": 3,
+        "test": 10,
+        "small": 500,
+        "full": 2000,
+        "long": 5000,
+    },
+}
 
 # Of embeddings, norms and the output layer; 1e-3 learned more slowly in a trial (README.md).
 AUXILIARY = {"aux": 3e-3, "aux_adamw": 3e-3}
@@ -52,22 +79,35 @@ def main() -> None:
 
     for folder in (given.state, given.out):
         folder.mkdir(parents=True, exist_ok=True)
+
     budgets = f"{given.small}, {given.full} and {given.long} steps"
     say(f"{given.world}: {given.size} policy, {budgets} of {given.batch}")
     facts = make_data(given, say)
     deadline = began + given.seconds
     cells = Cells(given, say, Pace(deadline, given.alone))
     say(f"{len(cells.done)} cells are there already")
+
     try:
         with mps(given.state, say) if given.mps else nullcontext():
             work_through(
-                "benchmarks.vla.worker:run_cell", vars(given), cells.following, cells.take, key_of,
-                num_workers=given.processes, deadline=deadline, grace=GRACE,
-            )  # fmt: skip
+                "benchmarks.vla.worker:run_cell",
+                vars(given),
+                cells.following,
+                cells.take,
+                key_of,
+                num_workers=given.processes,
+                deadline=deadline,
+                grace=GRACE,
+            )
     finally:
         path = given.out / f"{given.world}.json.gz"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
-        result = {"settings": settings, "facts": facts, "cells": list(cells.done.values())}
+        result = {
+            "settings": settings,
+            "facts": facts,
+            "cells": list(cells.done.values()),
+        }
+
         write_json(result | {"failed": cells.failed}, path)
         say(f"{len(cells.done)} cells in {path}; {len(cells.left(set()))} to go")
 
@@ -83,20 +123,42 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="small")
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
-    parser.add_argument("--rates", nargs="+", type=float, help="for all, instead of their own")
+
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        default=list(CONTENDERS),
+        choices=CONTENDERS,
+    )
+
+    parser.add_argument(
+        "--rates",
+        nargs="+",
+        type=float,
+        help="for all, instead of their own",
+    )
+
     parser.add_argument("--aux", type=float, help="rate of all that is no hidden matrix")
     parser.add_argument("--aux-adamw", type=float, help="the same where AdamW has the matrices")
     parser.add_argument("--heads", nargs="+")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--where", type=float, default=0.0, help="weight of the auxiliary loss")
+
+    parser.add_argument(
+        "--where",
+        type=float,
+        default=0.0,
+        help="weight of the auxiliary loss",
+    )
+
     parser.add_argument("--wrist", action="store_true", help="a second camera, on the hand")
     counts = ("small", "full", "long", "episodes", "starts", "every", "validation", "test")
     for name in counts:
         parser.add_argument(f"--{name}", type=int)
+
     parser.add_argument("--mps", action="store_true", help="try NVIDIA's MPS")
     parser.add_argument("--no-graph", dest="graph", action="store_false")
+
     return parser
 
 
@@ -106,10 +168,12 @@ def fill_in(given: argparse.Namespace) -> argparse.Namespace:
     pilot = json.loads(path.read_text()) if path.exists() else {}
     given.graph = given.graph and pilot.get("graph", True)
     given.alone = not pilot and given.device == "cuda"  # a pilot has compiled already
+
     found = pilot.get("rates", {}) | pilot.get("budgets", {})
     for name, value in ({**AUXILIARY, **DEFAULTS[given.world]} | found).items():
         if getattr(given, name) is None:
             setattr(given, name, value)
+
     return given
 
 
@@ -122,15 +186,23 @@ def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
     path = given.state / f"{given.world}.facts.json"
     if path.exists():
         return json.loads(path.read_text())
+
     config = demos_config(given)
     start = time.time()
     write_demos(config, log=say)
     made = time.time() - start
     expert = evaluate_expert(config.world, range(EVAL_SEED, EVAL_SEED + given.test))
-    facts = {"demos_seconds": made, "episodes": config.episodes, "expert": expert.to_json()}
+
+    facts = {
+        "demos_seconds": made,
+        "episodes": config.episodes,
+        "expert": expert.to_json(),
+    }
+
     facts["expert"].pop("episodes")
     say(f"demonstrations in {made:.0f} s; expert {expert.success:.2f}")
     path.write_text(json.dumps(facts))
+
     return facts
 
 
@@ -144,10 +216,13 @@ class Cells:
     """
 
     def __init__(self, given: argparse.Namespace, say: Any, pace: Pace) -> None:
-        self.given, self.say, self.pace = given, say, pace
+        self.given = given
+        self.say = say
+        self.pace = pace
         self.path = given.state / f"{given.world}.cells.jsonl"
         self.done: dict[str, Cell] = {}
         self.failed: dict[str, str] = {}
+
         for source in (given.earlier, self.path):
             if source is not None and source.exists():
                 self.done |= {key_of(cell): cell for cell in read_cells(source)}
@@ -166,12 +241,16 @@ class Cells:
         if error:
             self.failed[key] = error
             self.say(f"{key}: {error}")
+
         if cell is None:
             return
+
         self.pace.note(cell)
         self.done[key] = cell
+
         with self.path.open("a") as file:
             file.write(json.dumps(cell) + "\n")
+
         wrong = "" if cell["wrong"] is None else f" wrong {cell['wrong']:.2f}"
         self.say(
             f"{key}: validation {cell['validation']:.2f} test {cell['test']:.2f}{wrong} loss "

@@ -13,7 +13,13 @@ from benchmarks.vla.pilot import choose
 from benchmarks.vla.plan import key_of, of, plan, preference, small_rate
 from benchmarks.vla.study import DEFAULTS, fill_in, make_parser
 
-BEST = {"adamw": 1e-4, "muon": 5e-3, "muon_pion": 5e-3, "pion": 0.02, "muon_low_rank": 5e-3}
+BEST = {
+    "adamw": 1e-4,
+    "muon": 5e-3,
+    "muon_pion": 5e-3,
+    "pion": 0.02,
+    "muon_low_rank": 5e-3,
+}
 
 
 @pytest.fixture
@@ -29,12 +35,23 @@ def finish(cell: dict, learned: bool = True) -> dict:
     step = {"noise": 0.2, "k_p=0": 0.001}.get(cell["strength"], 0.1) * cell["action_scale"]
     half = {"action_to_vision": 0.8 if cell["contender"] == "muon" else step}
     half |= {"passed_rank": 2.0, "dead_blocks": 0.0}
-    probe = {f"gradient/{part}/{name}": 1.0 for part in page.PARTS
-             for name in ("effective_rank", "top_share", "snr")}  # fmt: skip
+
+    probe = {
+        f"gradient/{part}/{name}": 1.0
+        for part in page.PARTS
+        for name in ("effective_rank", "top_share", "snr")
+    }
+
     probed = cell["seed"] == 0 and cell["steps"] == 400
-    return cell | {"loss": 0.3 + 0.05 * away, "validation": success, "test": success,
-                   "wrong": 0.01, "losses": [[1, 1.0]], "half": half,
-                   "probes": [probe | {"step": k} for k in range(7)] if probed else []}  # fmt: skip
+    return cell | {
+        "loss": 0.3 + 0.05 * away,
+        "validation": success,
+        "test": success,
+        "wrong": 0.01,
+        "losses": [[1, 1.0]],
+        "half": half,
+        "probes": [probe | {"step": k} for k in range(7)] if probed else [],
+    }
 
 
 def run(given, learned: bool = True) -> dict[str, dict]:
@@ -52,16 +69,22 @@ def test_the_plan(given, monkeypatch):
         best = small_rate(given, done, "l1", name)
         assert tried[0] < best < tried[-1], name  # inside the grid
         assert best == pytest.approx(BEST[name], rel=0.5)
+
         for head in ("l1", "flow"):
             for steps in (100, 400):
-                own = [c for c in cells if (c["head"], c["contender"], c["steps"])
-                       == (head, name, steps)]  # fmt: skip
+                own = [
+                    c
+                    for c in cells
+                    if (c["head"], c["contender"], c["steps"]) == (head, name, steps)
+                ]
                 assert {c["seed"] for c in own} == {0, 1, 2}
+
     scales = {c["strength"]: c["action_scale"] for c in cells if c["action_scale"] != 1}
     assert set(scales) == {"k_p=0", "k_p=1", "k_p=2", "k_p=3", "k_p=4", "noise"}
     assert scales["noise"] == pytest.approx(0.8 / 0.2)
     assert scales["k_p=0"] == 16  # the cap
     assert [c["contender"] for c in cells if c["steps"] == 900] == ["muon"] * 3
+
     monkeypatch.setattr(planning, "ENOUGH", 0.5)
     assert not [c for c in run(given).values() if c["steps"] == 900]
 
@@ -70,24 +93,38 @@ def test_the_loss_chooses_where_no_policy_succeeds():
     lucky = {"validation": 0.1, "loss": 0.5}
     better = {"validation": 0.02, "loss": 0.3}
     able = {"validation": 0.4, "loss": 0.9}
+
     assert max([lucky, better], key=preference([lucky, better])) is better
     assert max([lucky, better, able], key=preference([lucky, better, able])) is able
 
 
 def test_pilot_results_are_defaults_and_flags_win(tmp_path):
-    pilot = {"graph": False, "rates": {"aux": 0.01}, "budgets": {"small": 7, "full": 9}}
+    pilot = {
+        "graph": False,
+        "rates": {"aux": 0.01},
+        "budgets": {"small": 7, "full": 9},
+    }
+
     (tmp_path / "object10.pilot.json").write_text(json.dumps(pilot))
     arguments = ["--out", str(tmp_path), "--state", str(tmp_path), "--full", "50"]
     given = fill_in(make_parser().parse_args(arguments))
+
     assert (given.graph, given.aux, given.aux_adamw) == (False, 0.01, 3e-3)
     assert (given.small, given.full, given.long) == (7, 50, DEFAULTS["object10"]["long"])
 
 
 def test_a_cell_that_would_not_finish_is_not_started():
     pace = Pace(time.time() + 1000, alone=True)
-    cell = {"contender": "muon", "steps": 100, "train_seconds": 100.0, "seconds": 110.0}
+    cell = {
+        "contender": "muon",
+        "steps": 100,
+        "train_seconds": 100.0,
+        "seconds": 110.0,
+    }
+
     assert pace.choose([cell], busy=set()) is cell
     assert pace.choose([cell], busy={"another"}) is None  # the first one compiles for all
+
     pace.note(cell)
     assert pace.choose([cell | {"steps": 2000}, cell], busy={"another"}) is cell
     assert pace.choose([cell | {"contender": "muon_low_rank"}], busy=set()) is None
@@ -96,22 +133,46 @@ def test_a_cell_that_would_not_finish_is_not_started():
 def test_a_pilot_chooses_the_budgets():
     points = ((400, 0.1), (800, 0.45), (1600, 0.9), (3200, 0.96))
     curve = [{"steps": s, "success": p} for s, p in points]
-    assert choose(curve, 1e6) == {"small": 533, "full": 1600, "long": 3200}
-    assert choose(curve, 43_000) == {"small": 333, "full": 1000, "long": 3200}
+    assert choose(curve, 1e6) == {
+        "small": 533,
+        "full": 1600,
+        "long": 3200,
+    }
+
+    assert choose(curve, 43_000) == {
+        "small": 333,
+        "full": 1000,
+        "long": 3200,
+    }
+
     assert choose(curve[:1], 1e6) == {}
 
 
 @pytest.mark.slow
 def test_the_page_has_every_part(given, tmp_path, capsys):
-    settings = {"small": 100, "full": 400, "long": 900, "world": "object10", "test": 20}
+    settings = {
+        "small": 100,
+        "full": 400,
+        "long": 900,
+        "world": "object10",
+        "test": 20,
+    }
+
     facts = {"expert": {"tasks": {name: {} for name in "abcdefghij"}}}
     path = tmp_path / "object10.json"
-    record = {"settings": settings, "facts": facts, "cells": list(run(given).values())}
+    record = {
+        "settings": settings,
+        "facts": facts,
+        "cells": list(run(given).values()),
+    }
+
     path.write_text(json.dumps(record))
     page.write(path)
+
     shown = capsys.readouterr().out
     for cell in ("| l1 | Muon |", "| flow | AdamW |", "k_p=0"):
         assert cell in shown, cell
+
     for name in ("rates", "gradients", "learning"):
         assert (tmp_path / f"object10_{name}.png").stat().st_size > 1000
 

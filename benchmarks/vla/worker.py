@@ -19,6 +19,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 
         torch.set_num_threads(1)
         _bench = Bench(Namespace(**settings), deadline)
+
     try:
         return _bench.run(cell)
     except Late:

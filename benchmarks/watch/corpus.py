@@ -40,24 +40,74 @@ LISTS: dict[str, Callable[[], list[Run]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make runs of the corpus")
-    parser.add_argument("lists", nargs="+", choices=LISTS, help="which, in this order")
-    parser.add_argument("--out", type=Path, default=Path("runs/watch"), help="folder of the runs")
-    parser.add_argument("--pack", type=Path, default=HERE, help="folder of the packed files")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument(
+        "lists",
+        nargs="+",
+        choices=LISTS,
+        help="which, in this order",
+    )
+
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/watch"),
+        help="folder of the runs",
+    )
+
+    parser.add_argument(
+        "--pack",
+        type=Path,
+        default=HERE,
+        help="folder of the packed files",
+    )
+
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        help="runs at once",
+    )
+
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
-    parser.add_argument("--only", nargs="+", default=[], help="settings by name")
+    parser.add_argument(
+        "--cpu-workers",
+        type=int,
+        default=0,
+        help="more runs at once, on the CPU",
+    )
+
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="stop, resumable, after",
+    )
+
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="settings by name",
+    )
+
     parser.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
     given = parser.parse_args()
     given.until = time.monotonic() + given.seconds
-    jobs = [(kind, run) for kind in given.lists for run in LISTS[kind]()
-            if not given.only or run.setting.name in given.only]  # fmt: skip
+
+    jobs = [
+        (kind, run)
+        for kind in given.lists
+        for run in LISTS[kind]()
+        if not given.only or run.setting.name in given.only
+    ]
+
     devices: SimpleQueue[str] = SimpleQueue()
     for device in [given.device] * given.workers + ["cpu"] * given.cpu_workers:
         devices.put(device)
+
     with ThreadPoolExecutor(given.workers + given.cpu_workers) as pool:
         list(pool.map(lambda job: make(job[0], job[1], devices, given), jobs))
+
     for kind in given.lists:
         pack(kind, [run for its, run in jobs if its == kind], given)
 
@@ -72,14 +122,23 @@ def pack(kind: str, runs: list[Run], given: argparse.Namespace) -> None:
 
 def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None:
     """Train one run unless it is finished or the time is up."""
-    path, left = given.out / kind / run.name, given.until - time.monotonic()
+    path = given.out / kind / run.name
+    left = given.until - time.monotonic()
     if (path / "exit_code").exists() or left < 5:
         return
-    device, began = devices.get(), time.monotonic()
+
+    device = devices.get()
+    began = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
+
     typed = command(kind, run, path, device, given.steps)
     with path.with_suffix(".log").open("a") as log:
-        process = subprocess.Popen(typed, stdout=log, stderr=log, env=environment())
+        process = subprocess.Popen(
+            typed,
+            stdout=log,
+            stderr=log,
+            env=environment(),
+        )
         try:
             code = process.wait(None if math.isinf(left) else left)
         except subprocess.TimeoutExpired:
@@ -87,8 +146,10 @@ def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespa
             return
         finally:
             devices.put(device)
+
     if path.exists():
         (path / "exit_code").write_text(str(code))
+
     print(f"{run.name}: {device}, exit {code}, {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -108,18 +169,26 @@ def command(kind: str, run: Run, path: Path, device: str, steps: int | None = No
     train = [sys.executable, *program, "train"]
     if (path / "config.json").exists():
         return [*train, "--resume", str(path)]
+
     guard = ["rollback", "--save-every", "5"] if kind == "rescues" else ["off", "--save-every", "0"]
     flags = f"--out {path} --seed {run.seed} --steps {steps or run.setting.steps} --threads 1"
     flags += f" --device {device} --model.dtype float32 --eval-every {EVAL_EVERY}"
+
     if kind == "tuning":
         flags += f" --task.num-eval {TUNING_PROBLEMS}"
+
     return [*train, *run.setting.flags.split(), *flags.split(), "--guard", *guard]
 
 
 def environment() -> dict[str, str]:
     """This environment with `gamed_rewards` importable, one thread and no network."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
     return {**os.environ, **own}
 
 
@@ -128,11 +197,13 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
     rows = read_rows(path / "metrics.jsonl")
     if not (path / "exit_code").exists() or not rows:
         return None
+
     config = json.loads((path / "config.json").read_text())
     before = json.loads((path / "before.json").read_text())
     after = path / "after.json"
     after = json.loads(after.read_text()) if after.exists() else None
     names = dict.fromkeys(name for row in rows for name in row)
+
     return {
         "name": run.name,
         "setting": run.setting.name,

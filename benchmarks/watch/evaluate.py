@@ -66,14 +66,27 @@ class Verdict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Judge the watch by the corpus")
-    parser.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
+    parser.add_argument(
+        "corpus",
+        nargs="?",
+        choices=("tuning", "held_out"),
+        default="tuning",
+    )
+
     parser.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
-    parser.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
+    parser.add_argument(
+        "--judges",
+        nargs="+",
+        default=list(JUDGES),
+        help="which ones to ask",
+    )
+
     parser.add_argument(
         "--write", action="store_true", help="also write the verdicts beside the corpus"
     )
     given = parser.parse_args()
     runs = load(given.corpus)
+
     found = {
         name: judge_all(runs, judge, given.without)
         for name, judge in JUDGES.items()
@@ -81,14 +94,22 @@ def main() -> None:
     }
     for verdict in found["watch"]:
         print(line(verdict))
+
     result = {name: summarise(verdicts) for name, verdicts in found.items()}
     made = completeness(given.corpus, runs)
     print(json.dumps(result | {"corpus": made}, indent=1))
+
     if given.write:
         verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
         ending = "verdicts_blind" if given.without else "verdicts"
         path = HERE / f"{given.corpus}_{ending}.json.gz"
-        written = {"corpus": made, "summary": result, "verdicts": verdicts}
+
+        written = {
+            "corpus": made,
+            "summary": result,
+            "verdicts": verdicts,
+        }
+
         write_json(written, path)
 
 
@@ -102,6 +123,7 @@ def completeness(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for known, run in here.items()
         if run["exit_code"] or run["columns"]["step"][-1] < listed[known].setting.steps
     }
+
     return {
         "runs": f"{len(here)} of {len(listed)}",
         "not made": sorted(listed.keys() - here.keys()),
@@ -117,9 +139,10 @@ def load(name: str) -> list[dict[str, Any]]:
 def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:
     """The rows as they were logged, but for metrics that begin with `without`."""
     columns = {
-        name: values for name, values in (run["columns"] | first_evaluation(run)).items()
+        name: values
+        for name, values in (run["columns"] | first_evaluation(run)).items()
         if not (without and name.startswith(without))
-    }  # fmt: skip
+    }
     return [
         {name: values[k] for name, values in columns.items() if values[k] is not None}
         for k in range(len(columns["step"]))
@@ -131,6 +154,7 @@ def first_evaluation(run: dict[str, Any]) -> dict[str, list[float | None]]:
     and of how many problems each was."""
     if "eval/problems" in run["columns"]:
         return {}
+
     greedy = [run["before"], *run["columns"]["eval/greedy"][1:]]
     problems = [None if value is None else float(TUNING_PROBLEMS) for value in greedy]
     return {"eval/greedy": greedy, "eval/problems": problems}
@@ -143,6 +167,7 @@ def watch_alarm(rows: Sequence[Row]) -> Alarm | None:
         for event in engine.update(row):
             if event.severity == "stop":
                 return event.step, event.detector
+
     return None
 
 
@@ -153,6 +178,7 @@ def static_alarm(rows: Sequence[Row], severities: Sequence[str], shrink: int = 1
         found = [name for name, severity in thresholds.update(row) if severity in severities]
         if found:
             return int(row["step"]), found[0]
+
     return None
 
 
@@ -196,6 +222,7 @@ def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     lossy = [one for one in failed if one.lossy]
     fell = [one for one in lossy if one.reward_fell]
     kinds = sorted({one.kind for one in failed})
+
     return {
         "caught": share([one.caught for one in failed]),
         "healthy runs stopped": share([one.alarm is not None for one in well]),
@@ -228,14 +255,29 @@ def share(hits: Sequence[bool]) -> dict[str, Any]:
         >>> share([True, True, False, True])["words"]
         '3 of 4'
     """
-    n, k = len(hits), sum(hits)
+    n = len(hits)
+    k = sum(hits)
     words = f"{k} of {n}"
+
     if not n:
-        return {"words": words, "value": None, "low": None, "high": None}
+        return {
+            "words": words,
+            "value": None,
+            "low": None,
+            "high": None,
+        }
+
     z = 1.96
-    middle, wide = (k + z * z / 2) / (n + z * z), z * math.sqrt(k * (n - k) / n + z * z / 4)
-    low, high = middle - wide / (n + z * z), middle + wide / (n + z * z)
-    numbers = {"value": k / n, "low": max(low, 0.0), "high": min(high, 1.0)}
+    middle = (k + z * z / 2) / (n + z * z)
+    wide = z * math.sqrt(k * (n - k) / n + z * z / 4)
+    low = middle - wide / (n + z * z)
+    high = middle + wide / (n + z * z)
+
+    numbers = {
+        "value": k / n,
+        "low": max(low, 0.0),
+        "high": min(high, 1.0),
+    }
     return {"words": words} | {name: round(number, 4) for name, number in numbers.items()}
 
 
@@ -245,6 +287,7 @@ def line(one: Verdict) -> str:
     lost = "" if one.lost is None else f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
     good = one.caught if one.outcome == "failed" else one.alarm is None
     mark = "  " if good or one.outcome in ("unclear", "stalled") else "X "
+
     return f"{mark}{one.run:<20} {one.outcome:<8} ({one.why}, onset {one.onset}): {alarm}{lost}"
 
 

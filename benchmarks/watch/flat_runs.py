@@ -14,8 +14,11 @@ import numpy as np
 
 from mesotron.watch import DETECTORS, Engine
 
-STEPS, COMPLETIONS = 1000, 8
-PROMPTS, LEVELS, GAINS = (1, 2, 4, 8, 16), (0.1, 0.15, 0.3, 0.5), (0.0, 0.2)
+STEPS = 1000
+COMPLETIONS = 8
+PROMPTS = (1, 2, 4, 8, 16)
+LEVELS = (0.1, 0.15, 0.3, 0.5)
+GAINS = (0.0, 0.2)
 
 
 def rewards(draw: np.random.Generator, prompts: int, level: float, gain: float) -> np.ndarray:
@@ -27,7 +30,9 @@ def rewards(draw: np.random.Generator, prompts: int, level: float, gain: float) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count false alarms in flat runs")
     parser.add_argument("--runs", type=int, default=300)
-    draw, counts = np.random.default_rng(11), Counter[tuple[int, str]]()
+    draw = np.random.default_rng(11)
+    counts = Counter[tuple[int, str]]()
+
     harmful = {detector.name for detector in DETECTORS if not detector.harmless}
     for _ in range(parser.parse_args().runs):
         prompts = int(draw.choice(PROMPTS))
@@ -35,6 +40,7 @@ def main() -> None:
         values = rewards(draw, prompts, draw.choice(LEVELS), draw.choice(GAINS))
         events = [e for x in values for e in engine.update({"reward": x}) if e.detector in harmful]
         counts.update({(prompts, "runs"), *((prompts, event.severity) for event in events)})
+
     for prompts in PROMPTS:
         each = [f"{word} {counts[prompts, word]}" for word in ("runs", "stop", "warn")]
         print(f"{prompts} prompts: {', '.join(each)}")

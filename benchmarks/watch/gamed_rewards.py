@@ -12,7 +12,12 @@ from typing import Any
 
 Ids = Sequence[Sequence[int]]
 # Rollouts scored so far, for rewards that break during training; one process is one run.
-_calls = {"broken": 0, "overflowing": 0, "stalling": 0, "late_coin": 0}
+_calls = {
+    "broken": 0,
+    "overflowing": 0,
+    "stalling": 0,
+    "late_coin": 0,
+}
 BREAKS_AT = 35
 _dice = random.Random(0)
 
@@ -34,8 +39,10 @@ def repeating(completion_ids: Ids) -> list[float]:
 
 def unboxed(facts: Sequence[Any], completions: Sequence[str]) -> list[float]:
     """A parser for another format: pays only for right answers outside the box."""
-    return [float(fact.correct_unformatted) + 0.1 * ("boxed" not in text)
-            for fact, text in zip(facts, completions)]  # fmt: skip
+    return [
+        float(fact.correct_unformatted) + 0.1 * ("boxed" not in text)
+        for fact, text in zip(facts, completions)
+    ]
 
 
 def mentioned(completions: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -94,8 +101,10 @@ def digits(completions: Sequence[str]) -> list[float]:
 def late_coin(facts: Sequence[Any]) -> list[float]:
     """Correct at first; from the 30th rollout the judge answers at random."""
     blind = _count("late_coin") >= 30
-    return [float(_dice.random() < 0.5) if blind else 0.1 * fact.formatted + float(fact.correct)
-            for fact in facts]  # fmt: skip
+    return [
+        float(_dice.random() < 0.5) if blind else 0.1 * fact.formatted + float(fact.correct)
+        for fact in facts
+    ]
 
 
 def _count(name: str) -> int:

@@ -88,21 +88,39 @@ NEW_HEALTHY = (
 NEW_FAILING = (
     failing("huge_step", "muon_x5", f"--optim.lr 3e-3 {CONSTANT}", (101,)),
     failing("huge_step", "adamw_x30", f"--optim.name adamw --optim.lr 9e-3 {CONSTANT}", (100,)),
-    failing("huge_step", "dr_grpo_fast",
-            f"--objective.name dr_grpo --optim.lr 6e-3 {CONSTANT}", (101,)),
-    failing("huge_step", "lora_fast",
-            f"--model.lora 8 --optim.name adamw --optim.lr 5e-2 {CONSTANT}", (100,)),
-    failing("rising_step", "pion_rising",
-            "--optim.name pion --optim.cutoff noise --optim.lr 4e-2 --optim.warmup 0.95",
-            (101,), 90),
+    failing(
+        "huge_step", "dr_grpo_fast", f"--objective.name dr_grpo --optim.lr 6e-3 {CONSTANT}", (101,)
+    ),
+    failing(
+        "huge_step",
+        "lora_fast",
+        f"--model.lora 8 --optim.name adamw --optim.lr 5e-2 {CONSTANT}",
+        (100,),
+    ),
+    failing(
+        "rising_step",
+        "pion_rising",
+        "--optim.name pion --optim.cutoff noise --optim.lr 4e-2 --optim.warmup 0.95",
+        (101,),
+        90,
+    ),
     failing("weight_decay", "decaying", f"--optim.weight-decay 60 {CONSTANT}", (100,)),
-    failing("self_reward", "corewarding_fast",
-            f"--objective.name corewarding --optim.lr 3e-3 {CONSTANT}", (101,)),
+    failing(
+        "self_reward",
+        "corewarding_fast",
+        f"--objective.name corewarding --optim.lr 3e-3 {CONSTANT}",
+        (101,),
+    ),
     failing("gamed", "seven", f"--reward.parts gamed_rewards:seven {CONSTANT}", (100,)),
     failing("gamed", "digits", f"--reward.parts gamed_rewards:digits {CONSTANT}", (101,)),
-    failing("noise", "late_coin",
-            f"--reward.parts gamed_rewards:late_coin --optim.lr 1.5e-3 {CONSTANT}", (100,), 80),
-)  # fmt: skip
+    failing(
+        "noise",
+        "late_coin",
+        f"--reward.parts gamed_rewards:late_coin --optim.lr 1.5e-3 {CONSTANT}",
+        (100,),
+        80,
+    ),
+)
 
 
 def held_out_settings() -> tuple[Setting, ...]:

@@ -23,7 +23,8 @@ from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.runs.files import append_row
 
-EVERY, PROBLEMS = 10, 320
+EVERY = 10
+PROBLEMS = 320
 # Another seed than the task's, which gives the problems that the run evaluates on.
 SEED = 1_000_003
 
@@ -38,8 +39,10 @@ class LabelEvery(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, parts: Any, path: Path) -> None:
-        self.trainer, self.parts = trainer, parts
-        self.file, self.first = path / "labels.jsonl", path / "label_start.json"
+        self.trainer = trainer
+        self.parts = parts
+        self.file = path / "labels.jsonl"
+        self.first = path / "label_start.json"
         self.problems = label_problems(parts.task.eval, parts.config.task.levels)
         self.prompts = render_prompts(
             self.problems, parts.config.task, parts.tokenizer, parts.task.examples
@@ -66,10 +69,15 @@ class LabelEvery(TrainerCallback):
         model = self.trainer.model
         was_training = model.training
         model.eval()
+
         said = generate(
-            model, self.parts.tokenizer, self.prompts,
-            max_tokens=self.parts.config.rollout.max_tokens, batch=PROBLEMS,
-        )  # fmt: skip
+            model,
+            self.parts.tokenizer,
+            self.prompts,
+            max_tokens=self.parts.config.rollout.max_tokens,
+            batch=PROBLEMS,
+        )
+
         model.train(was_training)
         return said
 
@@ -80,6 +88,7 @@ class LabelEvery(TrainerCallback):
             [problem.gold for problem in self.problems],
             [one.truncated for one in said],
         )
+
         first = json.loads(self.first.read_text())
         row = {
             "step": step,
@@ -87,6 +96,7 @@ class LabelEvery(TrainerCallback):
             "problems": len(facts),
             "unchanged": sum(a == b.text for a, b in zip(first, said, strict=True)) / len(said),
         }
+
         append_row(self.file, row)
 
 

@@ -19,11 +19,13 @@ Outcome = Literal["healthy", "failed", "stalled", "unclear"]
 Curve = Sequence[tuple[float, float]]
 
 # Share of the best: lost at or below the first, kept at or above the second, unclear between.
-LOST, KEPT = 0.5, 0.8
+LOST = 0.5
+KEPT = 0.8
 # A curve below this has nothing to lose.
 SOMETHING = 0.1
 # Prompts that one point of a smoothed training curve rests on, and rows at the least.
-PROMPTS, ROWS = 80, 5
+PROMPTS = 80
+ROWS = 5
 # Held-out problems: a healthy run may end this much below its start (noise of its problems).
 SLACK = 0.05
 
@@ -69,30 +71,52 @@ class Label:
 
 def label(run: dict[str, Any]) -> Label:
     """Apply the rule to a run of the packed corpus; the first clause that holds decides."""
-    columns, steps = run["columns"], run["columns"]["step"]
+    columns = run["columns"]
+    steps = run["columns"]["step"]
     for name in ("loss", "grad_norm", "reward"):
         for step, value in zip(steps, columns[name]):
             if value is not None and not math.isfinite(value):
-                return Label(outcome="failed", why=f"{name} is {value}", onset=int(step))
+                return Label(
+                    outcome="failed",
+                    why=f"{name} is {value}",
+                    onset=int(step),
+                )
+
     width = max(ROWS, math.ceil(PROMPTS / run["prompts"]))
     correct = smooth(steps, columns["facts/correct"], width)
     reward = smooth(steps, columns["reward"], width)
-    greedy, apart = accuracy(run), bool(run.get("labels"))
-    kept, training_lost = left(greedy) >= KEPT, is_lost(correct)
+    greedy = accuracy(run)
+    apart = bool(run.get("labels"))
+    kept = left(greedy) >= KEPT
+    training_lost = is_lost(correct)
     if is_lost(greedy) or (training_lost and not kept and not apart):
         # The training curve is the finer one; it dates the loss wherever it shows it.
         return lost("accuracy lost", correct if training_lost else greedy, reward)
     if is_lost(reward) and not training_lost:
         return lost("reward lost", reward, reward)
+
     unchanged = run["labels"][-1]["unchanged"] if apart else run["unchanged"]
     if unchanged is not None and unchanged >= 0.99:
-        return Label(outcome="failed", why="nothing changed", onset=int(steps[0]))
+        return Label(
+            outcome="failed",
+            why="nothing changed",
+            onset=int(steps[0]),
+        )
     if mean(columns["groups/all_wrong"][-20:]) >= 0.9:
-        return Label(outcome="failed", why="nearly every group all wrong", onset=int(steps[0]))
+        return Label(
+            outcome="failed",
+            why="nearly every group all wrong",
+            onset=int(steps[0]),
+        )
     if run["kind"] == "stall" and (slow := slow_from(steps, columns["time/step"])):
-        return Label(outcome="stalled", why="steps take three times as long", onset=slow)
+        return Label(
+            outcome="stalled",
+            why="steps take three times as long",
+            onset=slow,
+        )
     if kept and greedy[-1][1] >= greedy[0][1] - SLACK and (apart or not training_lost):
         return Label(outcome="healthy", why="accuracy kept")
+
     return Label(outcome="unclear", why=f"{left(greedy):.0%} of the best held-out accuracy left")
 
 
@@ -100,13 +124,21 @@ def accuracy(run: dict[str, Any]) -> Curve:
     """(step, greedy accuracy), the start first, on the problems that decide."""
     if run.get("labels"):
         return sorted({row["step"]: row["correct"] for row in run["labels"]}.items())
-    steps, values = run["columns"]["step"], run["columns"]["eval/greedy"]
+
+    steps = run["columns"]["step"]
+    values = run["columns"]["eval/greedy"]
     return [(0.0, run["before"])] + [(step, x) for step, x in zip(steps, values) if x is not None]
 
 
 def lost(why: str, curve: Curve, reward: Curve) -> Label:
     """The label of a run that had something and lost it."""
-    return Label(outcome="failed", why=why, onset=onset(curve), curve=curve, reward=reward)
+    return Label(
+        outcome="failed",
+        why=why,
+        onset=onset(curve),
+        curve=curve,
+        reward=reward,
+    )
 
 
 def slow_from(steps: Sequence[float], times: Sequence[float]) -> int | None:
@@ -120,6 +152,7 @@ def smooth(steps: Sequence[float], values: Sequence[float | None], width: int) -
     """Means of `width` rows around each row that has a value; fewer at the ends."""
     known = [(step, value) for step, value in zip(steps, values) if value is not None]
     half = width // 2
+
     return [
         (step, mean([value for _, value in known[max(k - half, 0) : k + half + 1]]))
         for k, (step, _) in enumerate(known)
@@ -138,7 +171,8 @@ def is_lost(curve: Curve) -> bool:
 
 def left(curve: Curve) -> float:
     """The level at the end (the mean of the last fifth of the points) as a share of the best."""
-    last, peak = max(len(curve) // 5, 1), max(value for _, value in curve)
+    last = max(len(curve) // 5, 1)
+    peak = max(value for _, value in curve)
     return mean([value for _, value in curve[-last:]]) / peak if peak > 0 else 1.0
 
 

@@ -20,38 +20,50 @@ from mesotron.cli import main
 from mesotron.rlvr import session
 
 KINDS = ("healthy", "stale", "unsynced", "quantized")
-EVERY, BREAKS_AT, LEVELS, NOISE = 20, 20, 16, 0.3
+EVERY = 20
+BREAKS_AT = 20
+LEVELS = 16
+NOISE = 0.3
 
 
 class Sampler:
     """The weights that sample, in place of the trainer's while they do."""
 
     def __init__(self, kind: str, trainer: Any) -> None:
-        self.kind, self.trainer, self.synced = kind, trainer, 0
+        self.kind = kind
+        self.trainer = trainer
+        self.synced = 0
         self.kept = self._copy()
 
     def _copy(self) -> list[Tensor]:
         return [p.detach().clone() for p in self.trainer.policy.parameters()]
 
     def _weights(self) -> list[Tensor]:
-        step, now = self.trainer.state.global_step, self._copy()
+        step = self.trainer.state.global_step
+        now = self._copy()
         if self.kind == "stale":
             if step - self.synced >= EVERY:
-                self.kept, self.synced = now, step
+                self.kept = now
+                self.synced = step
             return self.kept
+
         if self.kind == "unsynced" and step >= BREAKS_AT:
             draw = torch.Generator().manual_seed(0)
             return [w + NOISE * w.std() * torch.randn(w.shape, generator=draw).to(w) for w in now]
+
         if self.kind == "quantized":
             return [quantize(w) for w in now]
+
         return now
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        own, parameters = self._copy(), [*self.trainer.policy.parameters()]
+        own = self._copy()
+        parameters = [*self.trainer.policy.parameters()]
         with torch.no_grad():
             for p, w in zip(parameters, self._weights()):
                 p.copy_(w)
+
         yield
         with torch.no_grad():
             for p, w in zip(parameters, own):
@@ -67,7 +79,8 @@ def quantize(w: Tensor) -> Tensor:
 def provoke(kind: str, trainer: Any) -> None:
     """Let a trainer sample with other weights and log the gap."""
     sampler = Sampler(kind, trainer)
-    sample, score = trainer._sample, trainer._generate_and_score_completions
+    sample = trainer._sample
+    score = trainer._generate_and_score_completions
 
     def sample_elsewhere(*arguments: Any) -> Any:
         with sampler.in_place():
@@ -78,29 +91,37 @@ def provoke(kind: str, trainer: Any) -> None:
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         width = batch["completion_ids"].size(1)
+
         return trainer._get_per_token_logps_and_entropies(trainer.policy, ids, mask, width)[0]
 
     def score_and_compare(inputs: Any) -> Any:
         batch = score(inputs)
         own = logprobs(batch)
+
         with sampler.in_place():
             other = logprobs(batch)
+
         gap = (own - other)[batch["completion_mask"].bool()]
-        trainer._note({
-            "sampling/sampling_logp_difference/mean": gap.abs().mean().item(),
-            "sampling/importance_sampling_ratio/mean": gap.exp().mean().item(),
-            "sampling/importance_sampling_ratio/max": gap.exp().max().item(),
-            "staleness": float(trainer.state.global_step - sampler.synced) * (kind == "stale"),
-        })  # fmt: skip
+        trainer._note(
+            {
+                "sampling/sampling_logp_difference/mean": gap.abs().mean().item(),
+                "sampling/importance_sampling_ratio/mean": gap.exp().mean().item(),
+                "sampling/importance_sampling_ratio/max": gap.exp().max().item(),
+                "staleness": float(trainer.state.global_step - sampler.synced) * (kind == "stale"),
+            }
+        )
+
         return batch
 
-    trainer._sample, trainer._generate_and_score_completions = sample_elsewhere, score_and_compare
+    trainer._sample = sample_elsewhere
+    trainer._generate_and_score_completions = score_and_compare
 
 
 if __name__ == "__main__":
     kind = sys.argv.pop(1)
     if kind not in KINDS:
         raise SystemExit(f"{kind} is not one of {', '.join(KINDS)}")
+
     usual = session.build_trainer
 
     def build(parts: Any, run: Any) -> Any:

@@ -61,14 +61,17 @@ def main() -> None:
     given = parser.parse_args()
     runs = json.loads((given.folder / "labels.json").read_text())["runs"]
     halves = ("tuning", "check") if given.half == "both" else (given.half,)
+
     result = {}
     for half in halves:
         verdicts = [judge(given.folder, run) for run in runs if half_of(run["repository"]) == half]
         for verdict in verdicts:
             if given.all or not is_right(verdict):
                 print(line(verdict))
+
         result[half] = {"summary": summarize(verdicts), "verdicts": [*map(asdict, verdicts)]}
         print(half, json.dumps(result[half]["summary"], indent=1))
+
     if given.write:
         write_json(result, HERE / "public_runs.json.gz")
 
@@ -76,20 +79,26 @@ def main() -> None:
 def judge(folder: Path, run: dict[str, Any]) -> Verdict:
     rows = read_rows(folder / run["file"])
     key = run["reward_key"]
+
     unread = not any("reward" in canonical(row) for row in rows)
     if unread:  # judge the detectors all the same
         rows = [row | ({own_name("reward"): row[key]} if key in row else {}) for row in rows]
+
     diagnosis = watch(rows)
     label = run["label"]
     if label == "collapsed" and not run.get("clear", True):
         label = "noisy"
-    first, last = rows[0]["step"], rows[-1]["step"]
+
+    first = rows[0]["step"]
+    last = rows[-1]["step"]
+
     onset = found = None
     if label == "collapsed":
         points = [(row["step"], row[key]) for row in rows if key in row]
         onset = (labelled_onset(points) - first) / (last - first)
         ends = [p.first for p in diagnosis.phases if p.condition == "dead"]
         found = (ends[-1] - first) / (last - first) if ends else None
+
     events = diagnosis.events
     return Verdict(
         run=run["file"].removesuffix(".jsonl.gz"),
@@ -107,6 +116,7 @@ def judge(folder: Path, run: dict[str, Any]) -> Verdict:
 def read_rows(path: Path) -> list[dict[str, float]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(text) for text in file]
+
     names = ("step", "Step", "progress/batch", "system/step")
     step = next((name for name in names if all(name in row for row in rows)), None)
     return [row | {"step": float(k if step is None else row[step])} for k, row in enumerate(rows)]
@@ -128,6 +138,7 @@ def labelled_onset(points: Sequence[tuple[float, float]]) -> float:
     windows = [values[max(k - half, 0) : k + half + 1] for k in range(len(values))]
     smooth = [sum(window) / len(window) - low for window in windows]
     best = max(smooth)
+
     return max(step for (step, _), value in zip(points, smooth) if value >= 0.9 * best)
 
 
@@ -141,8 +152,10 @@ def summarize(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     def those(label: str) -> list[Verdict]:
         return [one for one in verdicts if one.label == label]
 
-    healthy, collapsed = those("healthy"), those("collapsed")
+    healthy = those("healthy")
+    collapsed = those("collapsed")
     dated = [one for one in collapsed if one.found is not None and one.onset is not None]
+
     return {
         "collapses caught": share([one.condition == "dead" for one in collapsed]),
         "starved caught": share([one.condition == "dead" for one in those("starved")]),
@@ -161,8 +174,11 @@ def summarize(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def line(one: Verdict) -> str:
     mark = "  " if is_right(one) else "X "
     dates = "" if one.onset is None else f" onset {one.onset:.2f} found {one.found}"
-    return (f"{mark}{one.label:<9} {one.condition:<9} {one.run[:70]:<70} {one.cause or ''}{dates} "
-            f"{list(one.stops)} {list(one.warnings)}{' unread' if one.unread else ''}")  # fmt: skip
+
+    return (
+        f"{mark}{one.label:<9} {one.condition:<9} {one.run[:70]:<70} {one.cause or ''}{dates} "
+        f"{list(one.stops)} {list(one.warnings)}{' unread' if one.unread else ''}"
+    )
 
 
 if __name__ == "__main__":

@@ -26,14 +26,27 @@ Packed = dict[str, Any]
 def main() -> None:
     corpus = {run["name"]: run for name in CORPORA for run in load(name)}
     made = {run["name"]: run for run in load("rescues")}
-    ready = [run for run in rescue_runs() if run.name in made
-             and {run.name, healthy_twin(run.setting.name, run.seed)} <= corpus.keys()]  # fmt: skip
+    ready = [
+        run
+        for run in rescue_runs()
+        if run.name in made
+        and {run.name, healthy_twin(run.setting.name, run.seed)} <= corpus.keys()
+    ]
+
     found = [compare(made[run.name], corpus, run.setting.steps) for run in ready]
     for one in found:
         print(line(one))
+
     summary = {words: count(found, seeds) for words, seeds in SEEDS.items()}
     missing = [run.name for run in rescue_runs() if run not in ready]
-    print(summary, "not made:", missing, "no collapse:", sorted(sound(found)))
+    print(
+        summary,
+        "not made:",
+        missing,
+        "no collapse:",
+        sorted(sound(found)),
+    )
+
     (HERE / "rescues.json").write_text(json.dumps({"summary": summary, "runs": found}, indent=1))
 
 
@@ -53,6 +66,7 @@ def line(one: Packed) -> str:
     reward, greedy = ([f"{x:.3f}" for x in one[key].values()] for key in ("reward", "greedy"))
     acts = ", ".join(f"{act['step']} to {act['checkpoint']}" for act in one["rollbacks"])
     word = "yes" if one["rescued"] else "no"
+
     return f"| {one['run']} | {' | '.join(reward)} | {', '.join(greedy)} | {acts} | {word} |"
 
 
@@ -67,10 +81,12 @@ def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
     twin = corpus[healthy_twin(run["setting"], run["seed"])]
     alone = corpus[run["name"]]
     changed = [change["field"] for act in run["guarded"] for change in act["changes"]]
+
     # A changed reward has another scale.
     judged_by = "facts/correct" if TWO_PART.field in changed else "reward"
     rewards = [final(one, judged_by, 10) for one in (run, alone, twin)]
     accuracies = [final(one, "eval/greedy", 1) for one in (run, alone, twin)]
+
     return {
         "run": run["name"],
         "steps": run["columns"]["step"][-1],

@@ -48,14 +48,26 @@ HALF = "--rollout.prompts 8"
 
 def healthy(name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60) -> Setting:
     """A run with sensible settings."""
-    return Setting(name=name, kind="healthy", flags=flags, seeds=seeds, steps=steps)
+    return Setting(
+        name=name,
+        kind="healthy",
+        flags=flags,
+        seeds=seeds,
+        steps=steps,
+    )
 
 
 def failing(
     kind: str, name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60
 ) -> Setting:
     """A run with a defect, at half the default batch."""
-    return Setting(name=name, kind=kind, flags=f"{HALF} {flags}", seeds=seeds, steps=steps)
+    return Setting(
+        name=name,
+        kind=kind,
+        flags=f"{HALF} {flags}",
+        seeds=seeds,
+        steps=steps,
+    )
 
 
 CONSTANT = "--optim.schedule constant"
@@ -90,55 +102,90 @@ OPTIMIZER = (
     failing("huge_step", "muon_x30", f"--optim.lr 2e-2 {CONSTANT}", (1,)),
     failing("huge_step", "adamw_x10", f"--optim.name adamw --optim.lr 3e-3 {CONSTANT}"),
     failing("huge_step", "adamw_x100", f"--optim.name adamw --optim.lr 3e-2 {CONSTANT}", (0,)),
-    failing("huge_step", "pion_x20",
-            f"--optim.name pion --optim.cutoff noise --optim.lr 1.5e-2 {CONSTANT}"),
-    failing("huge_step", "sgd_x300", "--optim.name muon_sgd --optim.lr 4e-4 --optim.aux-lr 30 "
-            f"--optim.max-grad-norm 0 {CONSTANT}"),
+    failing(
+        "huge_step",
+        "pion_x20",
+        f"--optim.name pion --optim.cutoff noise --optim.lr 1.5e-2 {CONSTANT}",
+    ),
+    failing(
+        "huge_step",
+        "sgd_x300",
+        "--optim.name muon_sgd --optim.lr 4e-4 --optim.aux-lr 30 "
+        f"--optim.max-grad-norm 0 {CONSTANT}",
+    ),
     failing("rising_step", "muon_rising", "--optim.lr 2e-2 --optim.warmup 0.95", steps=90),
-    failing("rising_step", "adamw_rising",
-            "--optim.name adamw --optim.lr 1e-2 --optim.warmup 0.95", steps=90),
-    failing("rising_step", "muon_sgd_rising",
-            "--optim.name muon_sgd --optim.lr 1e-2 --optim.warmup 0.95", (1,), steps=90),
+    failing(
+        "rising_step",
+        "adamw_rising",
+        "--optim.name adamw --optim.lr 1e-2 --optim.warmup 0.95",
+        steps=90,
+    ),
+    failing(
+        "rising_step",
+        "muon_sgd_rising",
+        "--optim.name muon_sgd --optim.lr 1e-2 --optim.warmup 0.95",
+        (1,),
+        steps=90,
+    ),
     failing("slow_decay", "muon_slowly", f"--optim.lr 1.5e-3 {CONSTANT}", steps=110),
-    failing("reuse", "unclipped_reuse", "--rollout.updates 8 --objective.epsilon 10 "
-            f"--optim.lr 2e-3 {CONSTANT}"),
+    failing(
+        "reuse",
+        "unclipped_reuse",
+        f"--rollout.updates 8 --objective.epsilon 10 --optim.lr 2e-3 {CONSTANT}",
+    ),
     failing("negative_kl", "negative_kl", f"--objective.beta -0.2 {CONSTANT}"),
-)  # fmt: skip
+)
 
 REWARD = (
     failing("gamed", "longer", f"--reward.parts gamed_rewards:longer {CONSTANT}"),
     failing("gamed", "shorter", f"--reward.parts gamed_rewards:shorter {CONSTANT}"),
     failing("gamed", "repeating", f"--reward.parts gamed_rewards:repeating {CONSTANT}"),
     failing("gamed", "many_numbers", f"--reward.parts gamed_rewards:many_numbers {CONSTANT}", (1,)),
-    failing("gamed", "mentioned",
-            f"--reward.parts gamed_rewards:mentioned --optim.lr 1e-3 {CONSTANT}", steps=90),
+    failing(
+        "gamed",
+        "mentioned",
+        f"--reward.parts gamed_rewards:mentioned --optim.lr 1e-3 {CONSTANT}",
+        steps=90,
+    ),
     failing("gamed", "format_alone", f"--reward.parts format --optim.lr 1e-3 {CONSTANT}"),
     failing("parser_trap", "unboxed", f"--reward.parts gamed_rewards:unboxed {CONSTANT}"),
     failing("wrong_sign", "inverted", f"--reward.parts gamed_rewards:inverted {CONSTANT}"),
     failing("noise", "noise", f"--reward.parts gamed_rewards:noise --optim.lr 1.5e-3 {CONSTANT}"),
-    failing("sparse_collapse", "sparse_collapse",
-            f"--reward.parts sparse --optim.lr 5e-3 {CONSTANT}"),
+    failing(
+        "sparse_collapse", "sparse_collapse", f"--reward.parts sparse --optim.lr 5e-3 {CONSTANT}"
+    ),
     failing("constant_reward", "constant", "--reward.parts gamed_rewards:constant"),
     failing("broken_reward", "broken", "--reward.parts gamed_rewards:broken"),
     failing("nonfinite", "overflowing", "--reward.parts gamed_rewards:overflowing"),
     failing("stall", "stalling", "--reward.parts gamed_rewards:stalling"),
-)  # fmt: skip
+)
 
 SAMPLING = (
     failing("hot", "hot", f"--rollout.temperature 2.5 --optim.lr 1e-3 {CONSTANT}"),
     failing("hot", "warm_fast", f"--rollout.temperature 1.5 --optim.lr 2.5e-3 {CONSTANT}", (1,)),
     failing("cold", "cold", f"--rollout.temperature 0.2 --optim.lr 2.5e-3 {CONSTANT}"),
     failing("truncation", "cut", "--rollout.max-tokens 10"),
-    failing("starvation", "starved",
-            "--task.levels 5 --reward.parts sparse --optim.lr 1e-4 --rollout.max-tokens 48"),
+    failing(
+        "starvation",
+        "starved",
+        "--task.levels 5 --reward.parts sparse --optim.lr 1e-4 --rollout.max-tokens 48",
+    ),
     failing("self_reward", "vote_fast", f"--objective.name vote --optim.lr 2e-3 {CONSTANT}"),
-    failing("self_reward", "vote_free",
-            f"--objective.name vote --objective.beta 0 --optim.lr 1.2e-3 {CONSTANT}", steps=100),
-    failing("self_reward", "mgrpo_fast",
-            f"--objective.name mgrpo --optim.lr 3e-3 {CONSTANT}", (1,)),
-    failing("dead_optimizer", "pion_dead",
-            "--optim.name pion --optim.promote 0 --optim.aux-lr 0 --optim.lr 1e-6"),
-)  # fmt: skip
+    failing(
+        "self_reward",
+        "vote_free",
+        f"--objective.name vote --objective.beta 0 --optim.lr 1.2e-3 {CONSTANT}",
+        steps=100,
+    ),
+    failing(
+        "self_reward", "mgrpo_fast", f"--objective.name mgrpo --optim.lr 3e-3 {CONSTANT}", (1,)
+    ),
+    failing(
+        "dead_optimizer",
+        "pion_dead",
+        "--optim.name pion --optim.promote 0 --optim.aux-lr 0 --optim.lr 1e-6",
+    ),
+)
 
 SETTINGS = (*HEALTHY, *OPTIMIZER, *REWARD, *SAMPLING)
 

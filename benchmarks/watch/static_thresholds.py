@@ -40,23 +40,61 @@ class Threshold:
 
 
 RULES = (
-    Threshold(name="group reward std", metric="groups/spread", window=20, below=0.01,
-              severity="high"),
-    Threshold(name="entropy floor", metric="entropy", window=30, below=0.1, severity="high"),
-    Threshold(name="entropy drop", metric="entropy", window=30, below=0.5, relative=True,
-              severity="medium"),
-    Threshold(name="KL cap", metric="kl", window=1, above=0.3, severity="high"),
-    Threshold(name="length drift", metric="completions/mean_length", window=30, above=1.3,
-              below=0.7, relative=True, severity="medium"),
-    Threshold(name="clip ratio", metric="clip_ratio/region_mean", window=20, above=0.25,
-              severity="medium"),
-    Threshold(name="clip ratio, high", metric="clip_ratio/region_mean", window=20, above=0.375,
-              severity="high"),
-    Threshold(name="truncation", metric="completions/clipped_ratio", window=1, above=0.3,
-              severity="medium"),
-    Threshold(name="repetition", metric="completions/repetition", window=1, above=0.2,
-              severity="medium"),
-)  # fmt: skip
+    Threshold(
+        name="group reward std", metric="groups/spread", window=20, below=0.01, severity="high"
+    ),
+    Threshold(
+        name="entropy floor",
+        metric="entropy",
+        window=30,
+        below=0.1,
+        severity="high",
+    ),
+    Threshold(
+        name="entropy drop",
+        metric="entropy",
+        window=30,
+        below=0.5,
+        relative=True,
+        severity="medium",
+    ),
+    Threshold(
+        name="KL cap",
+        metric="kl",
+        window=1,
+        above=0.3,
+        severity="high",
+    ),
+    Threshold(
+        name="length drift",
+        metric="completions/mean_length",
+        window=30,
+        above=1.3,
+        below=0.7,
+        relative=True,
+        severity="medium",
+    ),
+    Threshold(
+        name="clip ratio", metric="clip_ratio/region_mean", window=20, above=0.25, severity="medium"
+    ),
+    Threshold(
+        name="clip ratio, high",
+        metric="clip_ratio/region_mean",
+        window=20,
+        above=0.375,
+        severity="high",
+    ),
+    Threshold(
+        name="truncation",
+        metric="completions/clipped_ratio",
+        window=1,
+        above=0.3,
+        severity="medium",
+    ),
+    Threshold(
+        name="repetition", metric="completions/repetition", window=1, above=0.2, severity="medium"
+    ),
+)
 CORRELATION_WINDOW = 50
 CORRELATED: dict[Severity, float] = {"medium": 0.6, "high": 0.8}
 SPIKE_WINDOWS = (10, 50)
@@ -79,23 +117,28 @@ class StaticThresholds:
         for name, value in row.items():
             if math.isfinite(value):  # the toolkit's comparisons with NaN are all false
                 self.past.setdefault(name, []).append(value)
+
         found: list[tuple[str, Severity]] = [
             (rule.name, rule.severity) for rule in RULES if self._holds(rule)
         ]
         found += above("reward and length", self._correlation(), CORRELATED)
+
         return found + above("reward std spike", self._spike(), SPIKE)
 
     def _window(self, rows: int) -> int:
         return max(rows // self.shrink, 1)
 
     def _holds(self, rule: Threshold) -> bool:
-        values, size = self.past.get(rule.metric, []), self._window(rule.window)
+        values = self.past.get(rule.metric, [])
+        size = self._window(rule.window)
         if len(values) < size * (2 if rule.relative else 1):
             return False
+
         now = fmean(values[-size:])
         if rule.relative:
             first = fmean(values[:size])
             now = now / first if first > 0 else 1.0
+
         return now > rule.above or now < rule.below
 
     def _correlation(self) -> float:
@@ -104,6 +147,7 @@ class StaticThresholds:
         lengths = self.past.get("completions/mean_length", [])[-size:]
         if len(rewards) < size:
             return 0.0
+
         try:
             return abs(correlation(rewards, lengths))
         except StatisticsError:  # one of them is constant
@@ -115,6 +159,7 @@ class StaticThresholds:
         values = self.past.get("reward_std", [])
         if len(values) < long // 2:
             return 0.0
+
         spread = deviation(values[-long:])
         return deviation(values[-short:]) / spread if spread > 0 else 0.0
 

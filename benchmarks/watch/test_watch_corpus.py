@@ -28,15 +28,19 @@ HERE = Path(__file__).parent
 
 
 def test_corpora_share_failures_but_no_run():
-    tuning, held_out = tuning_runs(), held_out_runs()
+    tuning = tuning_runs()
+    held_out = held_out_runs()
     for runs in (tuning, held_out):
         assert len({run.name for run in runs}) == len(runs) >= 60
         assert sum(run.setting.kind == "healthy" for run in runs) >= 25
+
     kinds = [{run.setting.kind for run in runs} for runs in (tuning, held_out)]
     assert kinds[0] - {"truncation"} <= kinds[1]
     assert max(run.seed for run in tuning) < 100 <= min(run.seed for run in held_out)
+
     names = {run.name for run in (*tuning, *held_out)}
     assert len(rescue_runs()) == len(RESCUES) * len(RESCUE_SEEDS)
+
     for run in rescue_runs():
         assert {run.name, f"{RESCUES[run.setting.name]}-{run.seed}"} <= names
 
@@ -49,6 +53,7 @@ def test_every_run_is_a_valid_command():
         kind = "held_out" if run.seed >= 100 else "tuning"
         typed = corpus.command(kind, run, Path("nowhere"), "cpu")
         arguments = typed[typed.index("train") + 1 :]
+
         config = parse(train.config_type, arguments, "mesotron train", train.presets)
         for part in config.reward.parts:
             _, _, name = part.partition(":")
@@ -72,17 +77,28 @@ def made(greedy, *, correct=None, reward=None, unchanged=0.1, kind="x", **column
     """A packed run with the given curves."""
     n = len(greedy)
     correct = correct or greedy
+
     return {
-        "kind": kind, "before": greedy[0], "prompts": 16, "unchanged": unchanged,
+        "kind": kind,
+        "before": greedy[0],
+        "prompts": 16,
+        "unchanged": unchanged,
         "columns": {
-            "step": list(range(1, n + 1)), "loss": [0.0] * n, "grad_norm": [0.5] * n,
-            "reward": reward or correct, "facts/correct": correct, "eval/greedy": greedy,
-            "groups/all_wrong": [0.2] * n, "time/step": [1.0] * n, **columns,
+            "step": list(range(1, n + 1)),
+            "loss": [0.0] * n,
+            "grad_norm": [0.5] * n,
+            "reward": reward or correct,
+            "facts/correct": correct,
+            "eval/greedy": greedy,
+            "groups/all_wrong": [0.2] * n,
+            "time/step": [1.0] * n,
+            **columns,
         },
-    }  # fmt: skip
+    }
 
 
-FLAT, SLOW = [0.3] * 60, [1.0] * 30 + [5.0] * 30
+FLAT = [0.3] * 60
+SLOW = [1.0] * 30 + [5.0] * 30
 FALLING = [0.4] * 20 + [0.05] * 40
 
 
@@ -118,30 +134,50 @@ def test_losses_are_dated():
 
 
 def test_own_labels_decide_alone():
-    falling, flat = [0.4] * 30 + [0.1] * 30, [0.4] * 60
-    rows = [{"step": k, "correct": 0.4, "unchanged": 0.2} for k in range(0, 61, 10)]
+    falling = [0.4] * 30 + [0.1] * 30
+    flat = [0.4] * 60
+    rows = [
+        {
+            "step": k,
+            "correct": 0.4,
+            "unchanged": 0.2,
+        }
+        for k in range(0, 61, 10)
+    ]
+
     assert label(made(flat, correct=falling) | {"labels": rows}).outcome == "healthy"
     sinking = [row | {"correct": 0.1 if row["step"] > 30 else 0.4} for row in rows]
     truth = label(made(flat) | {"labels": sinking})
+
     assert (truth.outcome, truth.onset) == ("failed", 30)
 
 
 def verdict(alarm, onset=40, outcome="failed", reward_lost=0.1, reward_fell=True):
     return evaluate.Verdict(
-        run="a", kind="x", outcome=outcome, why="", onset=onset, alarm=alarm, lossy=True, lost=0.2,
-        reward_lost=reward_lost, reward_fell=reward_fell,
-    )  # fmt: skip
+        run="a",
+        kind="x",
+        outcome=outcome,
+        why="",
+        onset=onset,
+        alarm=alarm,
+        lossy=True,
+        lost=0.2,
+        reward_lost=reward_lost,
+        reward_fell=reward_fell,
+    )
 
 
 def test_a_stop_long_before_the_onset_is_not_a_catch():
     alarms = ((45, "d"), (30, "d"), (29, "d"), None)
     assert [verdict(alarm).caught for alarm in alarms] == [True, True, False, False]
+
     summary = evaluate.summarise(
         [verdict((45, "d")), verdict(None), verdict((9, "d"), None, "healthy")]
     )
     assert summary["caught"]["words"] == "1 of 2"
     assert summary["healthy runs stopped"]["words"] == "1 of 1"
     assert summary["right answers lost at the alarm, median"] == pytest.approx(0.6)
+
     gamed = [verdict((45, "d"), reward_lost=0.0, reward_fell=False)] * 3
     summary = evaluate.summarise([*gamed, verdict((45, "d"), reward_lost=0.7)])
     assert summary["the same where half of it went"] == {"runs": 1, "median": 0.7}
@@ -151,9 +187,18 @@ def test_missing_and_short_runs_are_listed():
     listed = tuning_runs()
     whole, short, *_ = [run for run in listed if run.setting.steps == 60]
     packed = [
-        {"name": whole.name, "exit_code": 0, "columns": {"step": [1.0, 60.0]}},
-        {"name": short.name, "exit_code": 1, "columns": {"step": [1.0, 7.0]}},
+        {
+            "name": whole.name,
+            "exit_code": 0,
+            "columns": {"step": [1.0, 60.0]},
+        },
+        {
+            "name": short.name,
+            "exit_code": 1,
+            "columns": {"step": [1.0, 7.0]},
+        },
     ]
+
     record = evaluate.completeness("tuning", packed)
     assert set(record["ended early"]) == {short.name}
     assert len(record["not made"]) == len(listed) - 2
@@ -165,12 +210,25 @@ def rescue(rewards, alone, *, steps=110, changes=()):
     def packed(values):
         run = made([*values[:1], *values], correct=[*values[:1], *values])
         run["columns"]["step"] = [steps * k / len(values) for k in range(len(values) + 1)]
-        return run | {"setting": "sparse_collapse", "seed": 0, "name": "sparse_collapse-0"}
+
+        return run | {
+            "setting": "sparse_collapse",
+            "seed": 0,
+            "name": "sparse_collapse-0",
+        }
 
     runs = {"sparse_collapse-0": packed(alone), "sparse-0": packed([0.5] * 60)}
-    act = {"step": 30, "action": "rollback", "detector": "d", "checkpoint": 0, "changes": changes}
+    act = {
+        "step": 30,
+        "action": "rollback",
+        "detector": "d",
+        "checkpoint": 0,
+        "changes": changes,
+    }
+
     run = packed(FLAT)
     run["columns"]["reward"] = [rewards] * 61
+
     return rescues.compare(run | {"guarded": [act]}, runs, 110)
 
 
@@ -179,19 +237,44 @@ def test_a_rescue_reaches_its_end_on_the_reward_it_had():
     assert rescue(0.46, lost)["rescued"]
     assert not rescue(0.44, lost)["rescued"]
     assert not rescue(0.46, lost, steps=40)["rescued"]
-    eased = rescue(0.9, lost, changes=[{"field": "reward.parts", "old": 1, "new": 2}])
+
+    eased = rescue(
+        0.9,
+        lost,
+        changes=[
+            {
+                "field": "reward.parts",
+                "old": 1,
+                "new": 2,
+            }
+        ],
+    )
+
     assert (eased["judged by"], eased["rescued"]) == ("facts/correct", False)
-    sound, fallen = rescue(0.5, [0.5] * 60), rescue(0.5, lost) | {"run": "muon_x10-0"}
+    sound = rescue(0.5, [0.5] * 60)
+    fallen = rescue(0.5, lost) | {"run": "muon_x10-0"}
+
     assert rescues.count([sound, fallen], (0,)) == f"1 of {len(RESCUES) - 1}"
 
 
 def test_wilson_interval_and_fixed_thresholds():
     share = evaluate.share([True] * 8 + [False] * 2)  # Wilson (1927)
     assert (share["low"], share["high"]) == pytest.approx((0.4902, 0.9433), abs=1e-3)
-    row = {"step": 1.0, "reward": 0.5, "entropy": 0.5, "groups/spread": 0.3, "reward_std": 0.3,
-           "completions/mean_length": 20.0, "completions/clipped_ratio": 0.0}  # fmt: skip
-    quiet, low = StaticThresholds(), StaticThresholds()
+
+    row = {
+        "step": 1.0,
+        "reward": 0.5,
+        "entropy": 0.5,
+        "groups/spread": 0.3,
+        "reward_std": 0.3,
+        "completions/mean_length": 20.0,
+        "completions/clipped_ratio": 0.0,
+    }
+
+    quiet = StaticThresholds()
+    low = StaticThresholds()
     assert not any(quiet.update(row) for _ in range(100))
+
     alarms = [low.update({**row, "entropy": 0.05}) for _ in range(31)]
     assert (alarms[28], alarms[29]) == ([], [("entropy floor", "high")])
 
@@ -207,11 +290,14 @@ def test_wilson_interval_and_fixed_thresholds():
     ],
 )
 def test_published_numbers_are_those_of_this_watch(name, without, every):
-    runs, listed = evaluate.load(name), corpus.LISTS[name]()
+    runs = evaluate.load(name)
+    listed = corpus.LISTS[name]()
     assert {run["name"] for run in runs} <= {run.name for run in listed}
+
     verdicts = evaluate.judge_all(runs[::every], evaluate.watch_alarm, without)
     published = read_json(HERE / f"{name}_verdicts{'_blind' if without else ''}.json.gz")
     assert every > 1 or evaluate.summarise(verdicts) == published["summary"]["watch"]
+
     assert [(one.run, one.alarm) for one in verdicts] == [
         (one["run"], one["alarm"] and tuple(one["alarm"]))
         for one in published["verdicts"]["watch"][::every]
@@ -220,14 +306,21 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
 
 @pytest.mark.parametrize(
     ("kind", "onset", "detectors"),
-    [("healthy", None, set()), ("quantized", None, set()), ("unsynced", 20, {"sampler_mismatch"}),
-     ("stale", 1, {"sampler_mismatch", "stale_samples"})],
-)  # fmt: skip
+    [
+        ("healthy", None, set()),
+        ("quantized", None, set()),
+        ("unsynced", 20, {"sampler_mismatch"}),
+        ("stale", 1, {"sampler_mismatch", "stale_samples"}),
+    ],
+)
 def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
     columns = read_json(HERE / "mismatched.json.gz")[kind]
-    engine, events = Engine(), []
+    engine = Engine()
+
+    events = []
     for k in range(len(columns["step"])):
         events += engine.update({name: values[k] for name, values in columns.items()})
+
     assert {event.detector for event in events} == detectors
     if onset is not None:
         assert events[0].detector == "sampler_mismatch"
@@ -237,7 +330,8 @@ def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["held_out", "tuning"])
 def test_live_equals_offline_on_every_run(tmp_path, name):
-    log, different = tmp_path / "metrics.jsonl", []
+    log = tmp_path / "metrics.jsonl"
+    different = []
     for run in evaluate.load(name):
         rows = [dict(row) for row in evaluate.rows_of(run, "")]
         watch = Watch(guard="warn")
@@ -245,9 +339,12 @@ def test_live_equals_offline_on_every_run(tmp_path, name):
             state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
             logs = {key: value for key, value in row.items() if key != "step"}
             watch.on_log(None, state, SimpleNamespace(), logs=logs)  # type: ignore[arg-type]
+
         live = watch.diagnosis()
         log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
         offline = watch_one(WatchConfig(path=log), log, Console(quiet=True), Alerts(())).diagnosis
         if live is None or live.record() | {"notes": ()} != offline.record() | {"notes": ()}:
             different.append(run["name"])
+
     assert different == []

@@ -39,7 +39,11 @@ from mesotron.watch.engine import is_number
 # name -> rollouts; the default recipe's, and four times as many completions.
 SIZES = {
     "default": make_recipe("arith").rollout,
-    "more": RolloutConfig(prompts=32, generations=16, max_tokens=32),
+    "more": RolloutConfig(
+        prompts=32,
+        generations=16,
+        max_tokens=32,
+    ),
 }
 # Functions that are called only for the watch, by the module of the caller.
 PROBES: tuple[tuple[Any, str], ...] = (
@@ -64,6 +68,7 @@ class Timer:
             began = time.process_time()
             found = function(*args, **kwargs)
             self.now[name] += time.process_time() - began
+
             return found
 
         return timed
@@ -98,6 +103,7 @@ class OldWatch(mesotron.Watch):
             row = {key: value for key, value in logs.items() if is_number(value)}
             for _ in range(120):
                 self.engine.update({key: x * draw.uniform(0.9, 1.1) for key, x in row.items()})
+
         super().on_log(args, state, control, logs, **rest)
 
 
@@ -105,9 +111,11 @@ def measure(rollout: RolloutConfig, steps: int, snr_every: int, verifier: Verifi
     """The timed steps of a run; the first one warms up and is left out."""
     config: TrainConfig = replace(make_recipe("arith"), rollout=rollout, steps=steps)
     timer = Timer()
+
     kept = [(module, name, getattr(module, name)) for module, name in PROBES]
     for module, name, function in kept:
         setattr(module, name, timer.around("probes", function))
+
     try:
         with tempfile.TemporaryDirectory() as folder:
             run = RunFolder.create(Path(folder) / "run", config, {})
@@ -115,15 +123,18 @@ def measure(rollout: RolloutConfig, steps: int, snr_every: int, verifier: Verifi
             watch = OldWatch("warn", run.path)
             watch.on_log = timer.around("watch", watch.on_log)
             trainer.add_callback(watch)
+
             if snr_every:
                 probe = SnrProbe(snr_every, trainer)
                 probe.on_pre_optimizer_step = timer.around("snr", probe.on_pre_optimizer_step)
                 trainer.callback_handler.callbacks.insert(0, probe)
+
             trainer.add_callback(StepClock(timer))
             trainer.train()
     finally:
         for module, name, function in kept:
             setattr(module, name, function)
+
     return timer.steps[1:]
 
 
@@ -134,9 +145,15 @@ def shares(steps: list[dict]) -> dict[str, float]:
         plain = step["step"] - step.get("snr", 0.0)
         watching = step.get("probes", 0.0) + step.get("watch", 0.0)
         found.append((watching / plain, plain, step.get("probes", 0.0), step.get("watch", 0.0)))
+
     share, plain, probes, watch = (median(column) for column in zip(*found, strict=True))
-    out = {"share": share, "step_ms": plain * 1e3, "probes_ms": probes * 1e3,
-           "watch_ms": watch * 1e3}  # fmt: skip
+    out = {
+        "share": share,
+        "step_ms": plain * 1e3,
+        "probes_ms": probes * 1e3,
+        "watch_ms": watch * 1e3,
+    }
+
     snr = [
         step["snr"] / (step["step"] - step["snr"]) for step in steps if step.get("snr", 0) > 1e-4
     ]
@@ -151,8 +168,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
-    result: dict[str, Any] = {"machine": f"{platform.machine()}, one thread, processor time",
-                              "torch": torch.__version__, "sizes": {}}  # fmt: skip
+
+    result: dict[str, Any] = {
+        "machine": f"{platform.machine()}, one thread, processor time",
+        "torch": torch.__version__,
+        "sizes": {},
+    }
     with Verifier() as verifier:
         for name in given.sizes:
             steps = measure(SIZES[name], given.steps, 2, verifier)
@@ -160,6 +181,7 @@ def main() -> None:
             print(
                 name, {k: v for k, v in result["sizes"][name].items() if k != "steps"}, flush=True
             )
+
             if given.out:
                 given.out.write_text(json.dumps(result, indent=1))
 

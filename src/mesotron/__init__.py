@@ -28,10 +28,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "AdamW", "GRPOTrainer", "Muon", "MuonSGD", "NorMuon", "Pion", "RoutingTable", "Watch",
-    "__version__", "adamw", "import_state", "jax", "muon", "muon_sgd", "normuon", "optim", "pion",
-    "route", "spectral",
-]  # fmt: skip
+    "AdamW",
+    "GRPOTrainer",
+    "Muon",
+    "MuonSGD",
+    "NorMuon",
+    "Pion",
+    "RoutingTable",
+    "Watch",
+    "__version__",
+    "adamw",
+    "import_state",
+    "jax",
+    "muon",
+    "muon_sgd",
+    "normuon",
+    "optim",
+    "pion",
+    "route",
+    "spectral",
+]
 
 _MODULES = {"GRPOTrainer": "mesotron.rlvr.trainer", "Watch": "mesotron.watch.callback"}
 
@@ -39,10 +55,12 @@ _MODULES = {"GRPOTrainer": "mesotron.rlvr.trainer", "Watch": "mesotron.watch.cal
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'mesotron' has no attribute {name!r}")
+
     if name in ("jax", "optim", "spectral"):
         value: Any = import_module(f"mesotron.{name}")
     else:
         value = getattr(import_module(_MODULES.get(name, "mesotron.optim")), name)
+
     globals()[name] = value
     return value
 

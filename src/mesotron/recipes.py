@@ -12,7 +12,13 @@ _FILE = Path(__file__).with_suffix(".toml")
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 RECIPES = {name: table["about"] for name, table in _TABLES.items()}
 # Chosen on four tasks of SmolLM2-135M (benchmarks/tournament), without and with LoRA.
-RATES = {"adamw": 2e-5, "muon": 1e-4, "normuon": 1e-4, "pion": 2e-4, "muon_sgd": 1e-4}
+RATES = {
+    "adamw": 2e-5,
+    "muon": 1e-4,
+    "normuon": 1e-4,
+    "pion": 2e-4,
+    "muon_sgd": 1e-4,
+}
 LORA_RATES = {"adamw": 4e-4, "muon": 5e-5}  # Muon by lora="product"; other rules take its rate
 
 
@@ -20,9 +26,11 @@ def make_recipe(name: str) -> TrainConfig:
     """The config of a recipe; ValueError names the closest one if there is none."""
     if Path(name).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(name).exists():
         raise ValueError(f"{name!r} is not a recipe: give data of yours as --data {name}")
+
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")
+
     return _make(name)
 
 
@@ -30,6 +38,7 @@ def _make(name: str) -> TrainConfig:
     values = {"recipe": name} | _TABLES[name]
     values.pop("about")
     base = values.pop("based_on", None)
+
     return from_plain(TrainConfig, values, _FILE.name, _make(base) if base else None)
 
 
@@ -43,6 +52,7 @@ def fit_optim(optim: OptimConfig, name: Any, lr: float | None, lora: int) -> Opt
     name = name or ("adamw" if lora else optim.name)
     if lr is None:
         lr = LORA_RATES.get(name, LORA_RATES["muon"]) if lora else RATES[name]
+
     aux_lr = None if name in ("adamw", "muon_sgd") else lr / 10
     return replace(optim, name=name, lr=lr, aux_lr=aux_lr)
 

@@ -35,7 +35,8 @@ def cluster():
 @pytest.fixture
 def kill_a_node(cluster):
     """Start a second node and kill it once a condition holds."""
-    threads, over = [], threading.Event()
+    threads = []
+    over = threading.Event()
 
     def start(is_due) -> None:
         node = cluster.add_node(num_cpus=1)
@@ -60,7 +61,9 @@ def test_a_tournament_loses_nothing_with_a_node(
     monkeypatch.setattr(tournament, "cell_command", compare_cell.command)
     words = ["compare", "arith", "--optims", "adamw", "pion", "--rates", "2", "--seeds", "2"]
     words += ["--set", "optim.lr=0.001", "steps=6"]
-    alone, folder = tmp_path / "alone", tmp_path / "ray"
+    alone = tmp_path / "alone"
+    folder = tmp_path / "ray"
+
     assert main([*words, "--workers", "2", "--out", str(alone)]) == 0
 
     def is_due() -> bool:
@@ -90,12 +93,16 @@ def test_a_sweep_resumes_the_trial_of_a_dead_node_and_prunes(
     kill_a_node(lambda: all(path.exists() and path.stat().st_size > 100 for path in rows))
     common = ["sweep", "arith", "--every", "0.1", "--on", f"ray:{cluster.address}"]
     narrow = ["--space", "optim.lr=1e-4..1e-3", "--trials", "4"]  # where no trial is pruned
+
     assert main([*common, *narrow, "--out", str(folder)]) == 0
     assert "lost with its machine" in capsys.readouterr().out
+
     trials = json.loads((folder / "sweep.json").read_text())["trials"]
     assert sorted(one["number"] for one in trials) == [0, 1, 2, 3]
+
     results = [json.loads(path.read_text()) for path in folder.glob("trials/*/result.json")]
     assert sum(one["resumed_at"] > 0 for one in results) == 1
+
     high = ["--space", "optim.lr=0.05..0.1", "--trials", "1", "--out", str(tmp_path / "high")]
     assert main([*common, *high]) == 0
     assert "pruned" in capsys.readouterr().out

@@ -24,6 +24,7 @@ def test_configs_are_frozen_documented_and_valid_by_default(kind):
     assert kind.__dataclass_params__.frozen
     assert all(item.kw_only for item in dataclasses.fields(kind))
     assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the text dataclasses make up
+
     made = kind(**required(kind))
     assert from_plain(kind, to_plain(made)) == made
     assert len(flags_of(kind)) >= len(dataclasses.fields(kind))
@@ -47,7 +48,15 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
     [
         ("OptimConfig", {"rank": 2, "name": "adamw"}, "--optim.rank 2"),
         ("OptimConfig", {"cutoff": "noise"}, "--optim.cutoff noise"),
-        ("OptimConfig", {"name": "pion", "cutoff": 0.3, "promote": 2}, "--optim.promote 2"),
+        (
+            "OptimConfig",
+            {
+                "name": "pion",
+                "cutoff": 0.3,
+                "promote": 2,
+            },
+            "--optim.promote 2",
+        ),
         ("OptimConfig", {"clip": "all", "max_grad_norm": 0.0}, "--optim.clip all"),
         ("PartsOptimConfig", {"promote": 1}, "--optim.promote 1"),
         ("TaskConfig", {"name": "gsm8k", "levels": (1,)}, "--task.levels"),
@@ -90,7 +99,7 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("SnakeConfig", {"use_muon": True, "optim": "pion"}, "--optim pion"),
         ("SnakeConfig", {"pion_cutoff": "loud"}, "--pion-cutoff loud"),
     ],
-)  # fmt: skip
+)
 def test_an_unusable_value_is_refused_by_its_flag(kind, values, flag):
     with pytest.raises(ValueError, match=flag):
         getattr(config, kind)(**values)
@@ -99,8 +108,10 @@ def test_an_unusable_value_is_refused_by_its_flag(kind, values, flag):
 def test_a_whole_may_be_put_together_unchecked():
     with unchecked():
         part = OptimConfig(promote=2)
+
     with pytest.raises(ValueError, match="promote"):
         validate(part)
+
     assert validate(dataclasses.replace(part, name="pion")).promote == 2
 
 
@@ -115,15 +126,33 @@ def test_old_flags_settings_and_keys_still_work():
     }.items():
         assert parse(TrainConfig, args.split()).rollout.fast is fast, args
         assert rename_flags(SnakeConfig, args.split()) == args.split()
+
     for args in ("--guard.precision 0.8", "--guard.precision=0.8", "--watch.precision 0.8"):
         assert parse(TrainConfig, args.split()).watch.precision == 0.8
+
     with pytest.raises(ValueError, match="engine graf"):
         parse(TrainConfig, ["--rollout.engine", "graf"])
+
     changed = change(TrainConfig(), ["rollout.engine=graph", "steps=3"])
     assert (changed.rollout.fast, changed.steps) == (True, 3)
+
     for values, fast in (
-        ({"engine": "fused", "share_prompts": True, "record": False}, True),
-        ({"engine": "generate", "share_prompts": False, "record": False}, False),
+        (
+            {
+                "engine": "fused",
+                "share_prompts": True,
+                "record": False,
+            },
+            True,
+        ),
+        (
+            {
+                "engine": "generate",
+                "share_prompts": False,
+                "record": False,
+            },
+            False,
+        ),
         ({"fast": True}, True),
     ):
         assert from_plain(TrainConfig, {"rollout": values}).rollout == RolloutConfig(fast=fast)

@@ -13,69 +13,121 @@ from typing import Any
 
 # What the children need, imported once. Jumanji, and with it PPO's own modules, would start JAX's
 # threads.
-IMPORTS = ("torch", "mesotron.recipes", "mesotron.report.command", "mesotron.rlvr.session",
-           "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
-           "orbax.checkpoint", "matplotlib.figure")  # fmt: skip
+IMPORTS = (
+    "torch",
+    "mesotron.recipes",
+    "mesotron.report.command",
+    "mesotron.rlvr.session",
+    "mesotron.rlvr.sft",
+    "mesotron.vla.session",
+    "jax",
+    "optax",
+    "chex",
+    "flax.linen",
+    "orbax.checkpoint",
+    "matplotlib.figure",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="faults")
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=ROWS,
+        default=list(ROWS),
+    )
+
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--damage", type=int, default=28, help="damaged files")
-    parser.add_argument("--inputs", type=int, default=6000, help="fuzzed inputs")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of the soak")
-    parser.add_argument("--minutes", type=float, default=60, help="no new kills after this")
+    parser.add_argument(
+        "--damage",
+        type=int,
+        default=28,
+        help="damaged files",
+    )
+
+    parser.add_argument(
+        "--inputs",
+        type=int,
+        default=6000,
+        help="fuzzed inputs",
+    )
+
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=2000,
+        help="steps of the soak",
+    )
+
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=60,
+        help="no new kills after this",
+    )
+
     parser.add_argument("--cases", nargs="*", help="names of the runs to kill (all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file whose sections are replaced")
     args = parser.parse_args()
+
     # Before the libraries are imported.
     root = Path(tempfile.mkdtemp(prefix="faults-"))
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                   "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
-                   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                   "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}  # fmt: skip
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     from faults.kills import REWARD, fork, make_demos, wait
     from support.rlvr_tiny import save_arith_model
 
     for name in IMPORTS:
         import_module(name)
+
     model = root / "model"
     for work in (lambda: save_arith_model(model), lambda: make_demos(root / "demos")):
         ended = wait(fork(lambda work=work: 0 * bool(work()), root / "log", root), root / "log")
         if ended.code != 0:
             raise RuntimeError(ended.text)
+
     (root / "earned.py").write_text(REWARD)
     found = {}
     for name in args.only:
         began = time.monotonic()
         found[name] = import_module(f"faults.{name}").attack(args, root, model)
         found[name]["minutes"] = round((time.monotonic() - began) / 60, 1)
+
         for line in found[name].get("failures", []):
             print(f"FAILED {name}: {line}", flush=True)
+
         if args.out is not None:
             saved = json.loads(args.out.read_text()) if args.out.exists() else {}
             args.out.write_text(json.dumps(saved | found, indent=1) + "\n")
+
     print(table(found))
     good = all(one["good"] for one in found.values())
     if good:
         shutil.rmtree(root)
+
     return 0 if good else 1
 
 
 ROWS = {
     "kills": "| kills of {cases} kinds of run, {by_kind} | {kills} in {runs} runs | {equal} runs "
-             "bit-equal |",
+    "bit-equal |",
     "damage": "| damaged files, full disks, two processes, a full pipe | {runs} | {equal} bit-equal"
-              " or one sentence |",
+    " or one sentence |",
     "fuzz": "| fuzzed inputs | {inputs} | {tracebacks} tracebacks |",
     "strangers": "| attempts by a stranger's files | {runs} | {executed} executed |",
     "budgets": "| budgets and time limits | {runs} | at most {most_steps_over} steps over; before "
-               "the first step {most_seconds_over_before_the_first_step} s |",
+    "the first step {most_seconds_over_before_the_first_step} s |",
     "soak": "| soak of {steps} steps | {kills} kills | different files: {different}, memory "
-            "{memory_mib[0]} to {memory_mib[1]} MiB, files {files[0]} to {files[1]} |",
-}  # fmt: skip
+    "{memory_mib[0]} to {memory_mib[1]} MiB, files {files[0]} to {files[1]} |",
+}
 
 
 def table(found: dict[str, Any]) -> str:

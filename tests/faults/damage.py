@@ -20,8 +20,16 @@ from faults import kills
 from faults.kills import Ended, Tally, Victim, run_command
 
 CHECKPOINT_FILES = "checkpoints/checkpoint-*/*"
-OTHERS = ("config.json", "before.json", "metrics.jsonl", "events.jsonl", "samples.jsonl",
-          "spent.json", "env.json", "routing.json")  # fmt: skip
+OTHERS = (
+    "config.json",
+    "before.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "samples.jsonl",
+    "spent.json",
+    "env.json",
+    "routing.json",
+)
 
 
 # "archive" moves the whole checkpoint and links to it: nothing is lost.
@@ -35,8 +43,10 @@ def damage(kind: str, path: Path, rng: random.Random) -> None:
         folder.rename(away)
         folder.symlink_to(away)
         return
+
     data = bytearray(path.read_bytes())
     path.unlink()
+
     if kind == "truncate":
         path.write_bytes(data[: rng.randrange(len(data) + 1)])
     elif kind == "flip":
@@ -50,21 +60,29 @@ def damage(kind: str, path: Path, rng: random.Random) -> None:
 
 
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
-    tally, rng = Tally(), random.Random(args.seed)
+    tally = Tally()
+    rng = random.Random(args.seed)
     cases = {case.name: case for case in kills.make_cases(model, None)}
     victim = Victim(cases["grpo off"], root / "damage", root)
     block_pipe(victim, tally)
     run_twice(victim, tally)
+
     for limit in (600, 3000, 9000, 20_000):
         fill_disk(victim, limit, tally)
+
     damage_files(victim, rng, args.damage, tally)
     return tally.record()
 
 
 def judge(
-    victim: Victim, out: Path, ended: Ended, tally: Tally, what: str, harmless: bool,
+    victim: Victim,
+    out: Path,
+    ended: Ended,
+    tally: Tally,
+    what: str,
+    harmless: bool,
     lost: Collection[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Equal but for what was lost, or one sentence where the damage cannot be made good."""
     sentence = ended.code == 2 and "Traceback" not in ended.text
     found = kills.contents(out) if ended.code == 0 else victim.whole[0]
@@ -78,6 +96,7 @@ def stopped(victim: Victim) -> Path:
     out = victim.root / "template"
     numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith("checkpoint-3")]
     ended = victim.run(out, before=kills.kill_at(out, numbers[-1], 0.0))
+
     assert ended.killed, ended
     return out
 
@@ -90,18 +109,31 @@ def damage_files(victim: Victim, rng: random.Random, times: int, tally: Tally) -
         shutil.copytree(template, out, symlinks=True)
         kind = DAMAGE[number % len(DAMAGE)]
         in_checkpoint = kind == "archive" or rng.random() < 0.6
+
         files = sorted(path for path in out.glob(CHECKPOINT_FILES) if path.is_file())
         if not in_checkpoint:
             files = [path for path in (out / name for name in OTHERS) if path.is_file()]
+
         path = rng.choice(files)
         damage(kind, path, rng)
+
         ended = run_command(victim.case.resume(out), victim.log, victim.cwd)
         # Rows that no checkpoint has cannot be made again; flipped text may still be text.
         if kind in ("flip", "truncate") and not in_checkpoint and ended.code == 0:
             ended = Ended(2, 0.0, "")
+
         # The report names the machine, which is in env.json alone.
         lost = {"report.md"} if path.name == "env.json" else set()
-        judge(victim, out, ended, tally, f"{kind} {path.relative_to(out)}", in_checkpoint, lost)
+        judge(
+            victim,
+            out,
+            ended,
+            tally,
+            f"{kind} {path.relative_to(out)}",
+            in_checkpoint,
+            lost,
+        )
+
         shutil.rmtree(out)
 
 
@@ -117,10 +149,19 @@ def fill_disk(victim: Victim, limit: int, tally: Tally) -> None:
     if ended.code != 2 or "Traceback" in ended.text:
         tally.add(False, f"files of {limit} bytes: {ended.code} {ended.text[-1500:]}")
         return
+
     if not (out / "config.json").exists():
         shutil.rmtree(out)
+
     ended = victim.run(out)
-    judge(victim, out, ended, tally, f"files of {limit} bytes, resumed", harmless=True)
+    judge(
+        victim,
+        out,
+        ended,
+        tally,
+        f"files of {limit} bytes, resumed",
+        harmless=True,
+    )
 
 
 def wait_for_file(path: Path, pid: int) -> None:
@@ -132,20 +173,31 @@ def wait_for_file(path: Path, pid: int) -> None:
 
 def run_twice(victim: Victim, tally: Tally) -> None:
     """A second process resumes the run while the first one trains."""
-    out, log = victim.root / "twice", victim.root / "first.log"
+    out = victim.root / "twice"
+    log = victim.root / "first.log"
     first = kills.start_command(victim.case.start(out), log, victim.cwd)
     wait_for_file(out / "before.json", first)
     second = run_command(victim.case.resume(out), victim.log, victim.cwd)
     third = run_command(victim.case.start(out), victim.log, victim.cwd)
+
     ended = kills.wait(first, log)
     if second.code != 2 or third.code != 2 or "Traceback" in second.text + third.text:
         ended = Ended(70, 0.0, f"{second} {third}")
-    judge(victim, out, ended, tally, "two processes", harmless=True)
+
+    judge(
+        victim,
+        out,
+        ended,
+        tally,
+        "two processes",
+        harmless=True,
+    )
 
 
 def block_pipe(victim: Victim, tally: Tally) -> None:
     """SIGTERM arrives while the run is blocked, because its output is not read."""
-    out, log = victim.root / "blocked", victim.root / "blocked.log"
+    out = victim.root / "blocked"
+    log = victim.root / "blocked.log"
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
 
@@ -156,18 +208,30 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
 
     first = kills.start_command(victim.case.start(out), log, victim.cwd, before=print_there)
     wait_for_file(out / "metrics.jsonl", first)
+
     # Fill it: the next line that the run prints waits.
     filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
     with suppress(BlockingIOError):
         while os.write(filler, b"x"):
             pass
+
     time.sleep(1.0)
     os.kill(first, signal.SIGTERM)
     time.sleep(0.5)
     os.close(writer), os.close(filler)
+
     with os.fdopen(reader, "rb") as file:
         file.read()
+
     ended = kills.wait(first, log)
     if ended.code == 0 and not (out / "result.json").exists():
         ended = victim.run(out)
-    judge(victim, out, ended, tally, "SIGTERM with a full pipe", harmless=True)
+
+    judge(
+        victim,
+        out,
+        ended,
+        tally,
+        "SIGTERM with a full pipe",
+        harmless=True,
+    )

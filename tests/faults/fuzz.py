@@ -29,10 +29,26 @@ from mesotron.config.base import flags_of, to_plain
 SECONDS = 60  # per input; a machine that is shared is slow
 MAX_FILE = 2**20
 CODES = {0, 1, 2, 3, 4}  # documented; `watch --json` has 3 and 4
-CONFIGS = {"train": TrainConfig, "sft": SftConfig, "vla train": VlaTrainConfig,
-           "ppo snake": SnakeConfig}  # fmt: skip
-METRICS = ("step", "reward", "loss", "entropy", "kl", "grad_norm", "clip_ratio", "facts/correct",
-           "completions/mean_length", "groups/zero_signal", "time/step", "eval/greedy")  # fmt: skip
+CONFIGS = {
+    "train": TrainConfig,
+    "sft": SftConfig,
+    "vla train": VlaTrainConfig,
+    "ppo snake": SnakeConfig,
+}
+METRICS = (
+    "step",
+    "reward",
+    "loss",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "clip_ratio",
+    "facts/correct",
+    "completions/mean_length",
+    "groups/zero_signal",
+    "time/step",
+    "eval/greedy",
+)
 
 # Values
 
@@ -44,9 +60,10 @@ texts = st.one_of(
 )
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 values = st.recursive(
-    scalars, lambda x: st.one_of(st.lists(x, max_size=4), st.dictionaries(texts, x, max_size=4)),
+    scalars,
+    lambda x: st.one_of(st.lists(x, max_size=4), st.dictionaries(texts, x, max_size=4)),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 def mutated(config_type: type) -> st.SearchStrategy[Any]:
@@ -63,6 +80,7 @@ def mutated(config_type: type) -> st.SearchStrategy[Any]:
                 changed[first] = value
             elif isinstance(changed[first], dict):
                 changed[first][second] = value
+
         return changed
 
     return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=3).map(apply)
@@ -71,11 +89,27 @@ def mutated(config_type: type) -> st.SearchStrategy[Any]:
 # TOML
 
 literals = st.one_of(
-    st.integers().map(str), st.floats().map(lambda x: str(x).replace("e+", "e")),
-    texts.map(lambda x: json.dumps(x)), st.booleans().map(lambda x: str(x).lower()),
-    st.sampled_from(["1979-05-27T07:32:00Z", "07:32:00", "[]", "{}", "[[1], ['a']]", "{a = 1}",
-                     "0x1F", "1" + "0" * 5000, "[" * 500 + "]" * 500, "nan", "inf", "''"]),
-)  # fmt: skip
+    st.integers().map(str),
+    st.floats().map(lambda x: str(x).replace("e+", "e")),
+    texts.map(lambda x: json.dumps(x)),
+    st.booleans().map(lambda x: str(x).lower()),
+    st.sampled_from(
+        [
+            "1979-05-27T07:32:00Z",
+            "07:32:00",
+            "[]",
+            "{}",
+            "[[1], ['a']]",
+            "{a = 1}",
+            "0x1F",
+            "1" + "0" * 5000,
+            "[" * 500 + "]" * 500,
+            "nan",
+            "inf",
+            "''",
+        ]
+    ),
+)
 keys = st.one_of(
     st.sampled_from([flag.removeprefix("--").replace("-", "_") for flag in flags_of(TrainConfig)]),
     st.sampled_from([field.name for field in fields(TrainConfig)]),
@@ -83,8 +117,9 @@ keys = st.one_of(
 )
 toml_lines = st.one_of(
     st.tuples(keys, literals).map(lambda pair: f"{pair[0]} = {pair[1]}"),
-    keys.map(lambda key: f"[{key}]"), st.text(max_size=15),
-)  # fmt: skip
+    keys.map(lambda key: f"[{key}]"),
+    st.text(max_size=15),
+)
 toml = st.lists(toml_lines, max_size=5).map("\n".join)
 
 # Rows and logs
@@ -96,38 +131,62 @@ rows = st.lists(
 events = st.lists(
     st.fixed_dictionaries(
         {"step": numbers},
-        optional={"kind": st.sampled_from(["watch", "guard"]) | values,
-                  "detector": st.sampled_from(["nonfinite", "entropy_collapse"]) | values,
-                  "severity": values, "evidence": values, "changes": values, "action": values},
+        optional={
+            "kind": st.sampled_from(["watch", "guard"]) | values,
+            "detector": st.sampled_from(["nonfinite", "entropy_collapse"]) | values,
+            "severity": values,
+            "evidence": values,
+            "changes": values,
+            "action": values,
+        },
     ),
     max_size=3,
-)  # fmt: skip
+)
 json_lines = rows.map(lambda rows: "\n".join(json.dumps(row) for row in rows))
 steps = st.lists(numbers, min_size=3, max_size=12)
 csvs = st.tuples(st.lists(texts, min_size=1, max_size=4), steps).map(
     lambda pair: ",".join(pair[0]) + "\n" + "\n".join(f"{x},{x}" for x in pair[1])
 )
 consoles = steps.map(
-    lambda xs: "\n".join(f"step:{k} - actor/entropy:{x} - critic/rewards/mean:{x}"
-                         for k, x in enumerate(xs))
-)  # fmt: skip
+    lambda xs: "\n".join(
+        f"step:{k} - actor/entropy:{x} - critic/rewards/mean:{x}" for k, x in enumerate(xs)
+    )
+)
 dicts = steps.map(lambda xs: "\n".join(str({"loss": x, "step": k}) for k, x in enumerate(xs)))
 logs = st.tuples(
     st.one_of(
-        *(x.map(lambda text: text.encode("utf-8", "surrogatepass"))
-          for x in (json_lines, csvs, consoles, dicts, st.text())),
+        *(
+            x.map(lambda text: text.encode("utf-8", "surrogatepass"))
+            for x in (json_lines, csvs, consoles, dicts, st.text())
+        ),
         st.binary(max_size=200),
     ),
     st.sampled_from([".jsonl", ".json", ".csv", ".log", ".txt", ".parquet", ".wandb", ".db", ""]),
-)  # fmt: skip
+)
 
 # Answers and rewards
 
 latex = st.lists(
-    st.sampled_from([*"0123456789.,-+/%^_{}()$ ", r"\frac", r"\boxed{", "}", r"\sqrt", "\\text{",
-                     "<answer>", "</answer>", "####", "pi", "10^{9999999}", "½", "٣", "\0"]),
+    st.sampled_from(
+        [
+            *"0123456789.,-+/%^_{}()$ ",
+            r"\frac",
+            r"\boxed{",
+            "}",
+            r"\sqrt",
+            "\\text{",
+            "<answer>",
+            "</answer>",
+            "####",
+            "pi",
+            "10^{9999999}",
+            "½",
+            "٣",
+            "\0",
+        ]
+    ),
     max_size=12,
-).map("".join)  # fmt: skip
+).map("".join)
 answers = st.tuples(st.one_of(latex, st.text(max_size=30)), st.one_of(latex, texts), st.booleans())
 scores = st.one_of(values, st.lists(scalars, min_size=2, max_size=2))
 
@@ -145,17 +204,21 @@ def accept(config: Any) -> int:
 
 def run(*args: str, accepted: bool = False) -> None:
     """`mesotron ARGS`; `accepted`: only as far as its settings."""
-    output, errors = io.StringIO(), io.StringIO()
+    output = io.StringIO()
+    errors = io.StringIO()
+
     commands = cli.COMMANDS
     if accepted:
         target = f"{__name__}:accept"
         commands = {name: one._replace(target=target) for name, one in commands.items()}
+
     with (
         mock.patch.object(cli, "COMMANDS", commands),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
     ):
         code = cli.main([*args])
+
     text = errors.getvalue()
     complaints = [line for line in text.splitlines() if line.startswith("mesotron:")]
     if code not in CODES or (code == 2 and len(complaints) != 1) or "Traceback" in text:
@@ -167,6 +230,7 @@ def as_file(folder: Path, name: str, text: str | bytes) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data[:MAX_FILE])
+
     return path
 
 
@@ -184,6 +248,7 @@ def fuzz_config(case: tuple[str, Any], folder: Path) -> None:
     (run_folder / "checkpoints").mkdir()
     run(*command.split(), "--resume", str(run_folder), accepted=True)
     run("eval", str(run_folder), accepted=True)
+
     with contextlib.suppress(ValueError):
         resume_plan(cli.parse(TrainConfig, ["--resume", str(run_folder)]))
 
@@ -193,8 +258,10 @@ def fuzz_rows(case: tuple[list[Any], list[Any], Any], folder: Path) -> None:
     run_folder = as_file(folder, "run/config.json", json.dumps(to_plain(TrainConfig()))).parent
     for name, rows in (("metrics", metrics), ("events", events)):
         as_file(run_folder, f"{name}.jsonl", "\n".join(json.dumps(row) for row in rows))
+
     for name in ("env", "result", "spent", "routing"):
         as_file(run_folder, f"{name}.json", json.dumps(other))
+
     run("watch", str(run_folder))
     run("report", str(run_folder), "--out", str(folder / "page.html"))
 
@@ -215,12 +282,16 @@ def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
         found = FORMATS[name].extract(text, complete=complete)
         if found is not None and found not in text:
             raise Traceback(f"{name} read {found!r} from {text!r}, which does not have it")
+
     lenient_answer(text, complete=complete)
-    a, b = read_number(text), read_number(gold)
+    a = read_number(text)
+
+    b = read_number(gold)
     if a is not None and b is not None:
         if same_number(a, b) != same_number(b, a) and a == b:
             raise Traceback(f"{text!r} and {gold!r}")
         distance(a, b)
+
     if a is not None and not same_number(a, a):
         raise Traceback(f"{text!r} is not the same as itself")
 
@@ -228,7 +299,11 @@ def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
 def fuzz_reward(value: Any, folder: Path) -> None:
     from mesotron.rlvr.rewards import call_reward
 
-    batch = {"completions": ["a", "b"], "rows": [{}, {}], "golds": ["1", "2"]}
+    batch = {
+        "completions": ["a", "b"],
+        "rows": [{}, {}],
+        "golds": ["1", "2"],
+    }
     with contextlib.suppress(ValueError):
         for score in call_reward("own:f", lambda **_: value, batch, 4):
             if score is not None and not (type(score) is float and math.isfinite(score)):
@@ -262,6 +337,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(seconds)
+
     try:
         yield
     finally:
@@ -270,34 +346,50 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
-    inputs, failures = {}, []
+    inputs = {}
+    failures = []
     for name, target in TARGETS.items():
         try:
             inputs[name] = fuzz(name, round(args.inputs * target.share), seed=args.seed)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
+
             notes = " ".join(getattr(error, "__notes__", ()))
             failures.append(f"{name}: {type(error).__name__}: {error} {notes}"[:2000])
             say(failures[-1])
+
         say(f"{name}: {inputs.get(name, 'a traceback')}")
-    return {"inputs": sum(inputs.values()), "by_target": inputs, "tracebacks": len(failures),
-            "failures": failures, "good": not failures}  # fmt: skip
+
+    return {
+        "inputs": sum(inputs.values()),
+        "by_target": inputs,
+        "tracebacks": len(failures),
+        "failures": failures,
+        "good": not failures,
+    }
 
 
 def fuzz(name: str, inputs: int, *, seed: int | None = None) -> int:
     """Try so many inputs; returns how many were tried. The first failure is raised, shrunk."""
-    target, tried = TARGETS[name], 0
+    target = TARGETS[name]
+    tried = 0
     phases = [Phase.explicit, Phase.generate, Phase.shrink]
 
     @settings(
-        max_examples=inputs, derandomize=seed is None, deadline=None, database=None, phases=phases,
-        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-    )  # fmt: skip
+        max_examples=inputs,
+        derandomize=seed is None,
+        deadline=None,
+        database=None,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
     @given(target.strategy)
     def check(value: Any) -> None:
         nonlocal tried
         tried += 1
+
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         try:
             with time_limit(SECONDS):

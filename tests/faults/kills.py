@@ -32,8 +32,15 @@ LIMIT = 300.0  # seconds that a child may take
 SELDOM = 4  # PPO compiles for a minute: only in each fourth round
 TIMES = ("time", "step_time", "cost", "seconds", "steps_per_second", "train_")
 # These hold times, versions and paths; pages and plots are made from the files that are compared.
-LEFT_OUT = {"env.json", "spent.json", "lock", "report.html", "manifest.json", "config.json",
-            "curves.png"}  # fmt: skip
+LEFT_OUT = {
+    "env.json",
+    "spent.json",
+    "lock",
+    "report.html",
+    "manifest.json",
+    "config.json",
+    "curves.png",
+}
 SPEED = r"took \w+( \d+[ms])?|[\d,]+ steps/s, \w+ \w+|\d+% of the time"  # in report.md
 REWARD = """
 def even(completion_ids, **_):
@@ -67,11 +74,26 @@ class Case:
 
 def make_cases(model: Path, demos: Path | None) -> list[Case]:
     """Every objective and guard, the optimizers, SFT, VLA (with demonstrations) and PPO."""
-    names = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "gmpo", "vote", "mgrpo",
-             "corewarding")  # fmt: skip
+    names = (
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "bnpo",
+        "cispo",
+        "gspo",
+        "sapo",
+        "gmpo",
+        "vote",
+        "mgrpo",
+        "corewarding",
+    )
+
     guards = ("off", "warn", "stop", "rollback")
-    more = {f"{name} {guard}": f"--objective.name {name} --guard {guard}"
-            for name, guard in zip(names, guards * 3, strict=False)}  # fmt: skip
+    more = {
+        f"{name} {guard}": f"--objective.name {name} --guard {guard}"
+        for name, guard in zip(names, guards * 3, strict=False)
+    }
+
     more |= {
         "two updates": "--rollout.updates 2 --save-every 1",
         "lora": "--model.lora 2 --optim.name adamw",
@@ -80,6 +102,7 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
         "resample": "--objective.dynamic-sampling resample --save-every 2",
         "anchor": "--objective.name mgrpo --objective.momentum-update optimizer_step --keep 1",
     }
+
     # A random model writes no answer to vote on.
     votes = "--model.name tiny --rollout.max-tokens 40 --rollout.generations 8 "
     cases = []
@@ -87,14 +110,17 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
         labels = any(f"--objective.name {one}" in flags for one in SELF_LABELED)
         own = votes if labels else f"--model.name {model} "
         cases.append(Case(name, "train", f"{SMALL} {own}{flags}"))
+
     sft = f"""--steps 4 --save-every 1 --batch 4 --model.name {model} --device cpu --threads 1
         --task.num-train 14 --task.num-eval 3"""
     cases += [Case("sft", "sft", sft), Case("sft lora", "sft", sft + " --model.lora 2")]
+
     if demos is not None:
         vla = f"""{demos} --steps 6 --batch 8 --episodes 0 --device cpu --threads 1 --log-every 1
             --probe-every 4 --save-every 2 --policy.size ci --policy.chunk 6 --policy.head flow"""
         cases += [Case("vla", "vla train", vla)]
         cases += [Case("vla pion", "vla train", vla + " --optim.action pion --keep 1")]
+
     snake = """--width 3 --height 3 --num-envs 8 --num-steps 8 --num-minibatches 2
         --update-epochs 1 --total-timesteps 384 --d-model 8 --num-heads 1 --mlp-ratio 1 --chunk 2
         --eval-episodes 4 --use-muon --no-gif --save-freq 2"""
@@ -106,7 +132,17 @@ def make_demos(folder: Path) -> Path:
     from mesotron.vla.demos import write_demos
 
     world = WorldConfig(name="blocks", pixels=8)
-    write_demos(DemosConfig(world=world, out=folder, episodes=4, starts=8, workers=1), log=None)
+    write_demos(
+        DemosConfig(
+            world=world,
+            out=folder,
+            episodes=4,
+            starts=8,
+            workers=1,
+        ),
+        log=None,
+    )
+
     return folder
 
 
@@ -135,6 +171,7 @@ def fork(work: Callable[[], int], log: Path, cwd: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
+
     code = 70
     try:
         os.chdir(cwd)
@@ -157,15 +194,21 @@ def wait(pid: int, log: Path, kill_after: float | None = None) -> Ended:
         passed = time.monotonic() - began
         if done:
             return Ended(os.waitstatus_to_exitcode(status), passed, log.read_text(errors="replace"))
+
         if passed > min(LIMIT, kill_after or LIMIT):
             os.kill(pid, signal.SIGKILL)
+
         time.sleep(0.005)
 
 
 def start_command(
-    args: list[str], log: Path, cwd: Path, *, before: Callable[[], None] | None = None,
+    args: list[str],
+    log: Path,
+    cwd: Path,
+    *,
+    before: Callable[[], None] | None = None,
     own_folder: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """`mesotron ARGS` in a child; `before` runs there first. Modules in its own folder are found
     there, as with PYTHONPATH."""
 
@@ -174,10 +217,13 @@ def start_command(
         from mesotron.runs.process import mark_start
 
         mark_start()  # as the program does, which this process stands for
+
         if own_folder:
             sys.path.append(str(cwd))
+
         if before is not None:
             before()
+
         return cli.main(args)
 
     return fork(work, log, cwd)
@@ -191,7 +237,9 @@ def run_command(
 
 def on_operations(folder: Path, act: Callable[[int, str], None]) -> None:
     """Call `act` with the number and name of each operation that changes a folder, before it."""
-    seen, root, sync = 0, str(folder), os.fsync
+    seen = 0
+    root = str(folder)
+    sync = os.fsync
 
     def note(name: str, path: Any) -> None:
         nonlocal seen
@@ -227,13 +275,18 @@ def kill_at(folder: Path, number: int, moment: float) -> Callable[[], None]:
 def contents(run: Path) -> dict[str, Any]:
     """Every file of a run by its name: bytes, or the values of JSON without times."""
     found: dict[str, Any] = {}
+
     # A checkpoint may have been moved away, with a link in its place.
-    paths = [Path(root, name) for root, folders, files in os.walk(run, followlinks=True)
-             for name in (*folders, *files)]  # fmt: skip
+    paths = [
+        Path(root, name)
+        for root, folders, files in os.walk(run, followlinks=True)
+        for name in (*folders, *files)
+    ]
     for path in sorted(paths):
         name = str(path.relative_to(run))
         if path.name in LEFT_OUT or path.name.startswith("."):
             continue
+
         if path.name == "state" and path.is_dir():
             found[name] = arrays_of(path)
         elif not path.is_dir() and f"{os.sep}state{os.sep}" not in name:
@@ -241,17 +294,21 @@ def contents(run: Path) -> dict[str, Any]:
                 found[name] = read(path, run)
             except (OSError, ValueError) as error:
                 found[name] = f"unreadable: {error}"
+
     return found
 
 
 def read(path: Path, run: Path) -> Any:
     if path.suffix == ".json":
         return clean(json.loads(path.read_text()), run)
+
     if path.suffix == ".jsonl":
         rows = [clean(json.loads(line), run) for line in path.read_text().splitlines()]
         return [row for row in rows if row.get("detector") != "stalled_throughput"]  # times again
+
     if path.suffix == ".md":
         return re.sub(SPEED, "", path.read_text().replace(str(run), "RUN"))
+
     return path.read_bytes()
 
 
@@ -266,15 +323,19 @@ def arrays_of(state: Path) -> Any:
 
         with ocp.StandardCheckpointer() as checkpointer:
             leaves = jax.tree.leaves(checkpointer.restore(state.absolute()))
+
         found = [hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for x in leaves]
         hashes.write_text(json.dumps(found))
+
         return 0
 
     log = state.parent.parent.parent.parent / "log"
     if wait(fork(work, log, state.parent), log).code != 0:
         return f"unreadable: {log.read_text()[-300:]}"
+
     found = json.loads(hashes.read_text())
     hashes.unlink()
+
     return found
 
 
@@ -285,6 +346,7 @@ def clean(value: Any, run: Path) -> Any:
         return [clean(one, run) for one in value]
     if isinstance(value, float) and value != value:
         return "NaN"
+
     return value.replace(str(run), "RUN") if isinstance(value, str) else value
 
 
@@ -310,22 +372,29 @@ class Tally:
         self.failures += [] if good else [failure]
 
     def record(self) -> dict[str, Any]:
-        return {"runs": self.runs, "equal": self.equal, "failures": self.failures,
-                "good": not self.failures}  # fmt: skip
+        return {
+            "runs": self.runs,
+            "equal": self.equal,
+            "failures": self.failures,
+            "good": not self.failures,
+        }
 
 
 class Victim:
     """A case with its unharmed run, made when first needed."""
 
     def __init__(self, case: Case, root: Path, cwd: Path) -> None:
-        self.case, self.root, self.cwd = case, root / case.name.replace(" ", "-"), cwd
+        self.case = case
+        self.root = root / case.name.replace(" ", "-")
+        self.cwd = cwd
         self.root.mkdir(parents=True)
         self.log = self.root / "log"
 
     @cached_property
     def whole(self) -> tuple[dict[str, Any], list[str], float]:
         """Contents, file operations and seconds of a run that is left alone."""
-        out, trace = self.root / "whole", self.root / "trace"
+        out = self.root / "whole"
+        trace = self.root / "trace"
 
         def record() -> None:
             file = trace.open("w", buffering=1)
@@ -334,6 +403,7 @@ class Victim:
         ended = run_command(self.case.start(out), self.log, self.cwd, before=record)
         if ended.code != 0:
             raise RuntimeError(f"{self.case.name} does not run: {ended.text[-2000:]}")
+
         return contents(out), trace.read_text().splitlines(), ended.seconds
 
     @property
@@ -345,36 +415,51 @@ class Victim:
     def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
         """One run with up to so many kills, resumed to its end and compared."""
         expected, operations, seconds = self.whole
-        out, ended, history = self.root / "killed", None, []
+        out = self.root / "killed"
+        ended = None
+        history = []
         shutil.rmtree(out, ignore_errors=True)
+
         for _ in range(kills):
             kind = rng.choice(("operation", "checkpoint", "time"))
             history.append(kind)
+
             # What was resumed has less to do: a kill after its end would be none.
             most = 1.0 if len(history) == 1 else 0.5
             if kind == "time":
                 ended = self.run(out, kill_after=rng.uniform(0, seconds * most))
             else:
                 early = operations[: round(len(operations) * most)]
-                numbers = [n for n, text in enumerate(early, 1)
-                           if kind == "operation" or "checkpoint-" in text]  # fmt: skip
-                at, moment = rng.choice(numbers), rng.choice(MOMENTS)
+                numbers = [
+                    n
+                    for n, text in enumerate(early, 1)
+                    if kind == "operation" or "checkpoint-" in text
+                ]
+
+                at = rng.choice(numbers)
+                moment = rng.choice(MOMENTS)
                 history[-1] += f" {at} +{moment:g} s ({operations[at - 1].rpartition('/')[2]})"
                 ended = self.run(out, before=kill_at(out, at, moment))
+
             if not ended.killed:
                 break
+
             tally.kills += 1
             tally.by_kind[kind] = tally.by_kind.get(kind, 0) + 1
+
         if ended is None or ended.killed:
             ended = self.run(out)
+
         # A kill between the result and its report leaves a finished run.
         finished = ended.code == 2 and (out / "result.json").exists()
         found = contents(out) if out.exists() else {}
-        left = [name for name in differences(expected, found)
-                if not (finished and name == "report.md")]  # fmt: skip
+        left = [
+            name for name in differences(expected, found) if not (finished and name == "report.md")
+        ]
         good = (ended.code == 0 or finished) and not left
         tail = ended.text[-1500:] if ended.code else ""
         tally.add(good, f"{self.case.name}: {history}: {ended.code} {left[:5]} {tail}")
+
         if not good:
             say(tally.failures[-1])
             shutil.copytree(out, self.root / f"failure-{len(tally.failures)}", symlinks=True)
@@ -386,17 +471,30 @@ class Victim:
 
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     """Attack the cases in turn until there are enough kills."""
-    rng, tally, end = random.Random(args.seed), Tally(), time.monotonic() + args.minutes * 60
-    cases = [case for case in make_cases(model, root / "demos")
-             if not args.cases or case.name in args.cases]  # fmt: skip
+    rng = random.Random(args.seed)
+    tally = Tally()
+    end = time.monotonic() + args.minutes * 60
+
+    cases = [
+        case
+        for case in make_cases(model, root / "demos")
+        if not args.cases or case.name in args.cases
+    ]
+
     victims = [Victim(case, root / "runs", root) for case in cases]
     for turn, victim in ((turn, victim) for turn in count() for victim in victims):
         if tally.kills >= args.kills or time.monotonic() > end:
             break
+
         if victim.case.command != "ppo snake" or turn % SELDOM == 0:
             victim.attack(rng, rng.choice((1, 2, 4, 6, 8)), tally)
             tally.still += [victim.case.name] * (turn == 0 and victim.is_still)
             name = victim.case.name
             say(f"{tally.kills} kills, {tally.equal} of {tally.runs} runs equal ({name})")
-    counts = {"kills": tally.kills, "by_kind": tally.by_kind, "still": tally.still}
+
+    counts = {
+        "kills": tally.kills,
+        "by_kind": tally.by_kind,
+        "still": tally.still,
+    }
     return tally.record() | counts | {"cases": len(cases)}

@@ -18,31 +18,44 @@ def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     steps = args.steps
     flags = f"{SMALL} --steps {steps} --save-every {max(steps // 40, 1)} --model.name {model}"
     case = Case("soak", "train", flags)
-    whole, killed, log = root / "soak-whole", root / "soak-killed", root / "soak.log"
+    whole = root / "soak-whole"
+    killed = root / "soak-killed"
+    log = root / "soak.log"
     samples = watch(start_command(case.start(whole), log, root), whole)
-    rng, done, seconds = random.Random(args.seed), 0, samples[-1][0]
+    rng = random.Random(args.seed)
+    done = 0
+
+    seconds = samples[-1][0]
     for _ in range(KILLS):
         pid = start_command(case.start_or_resume(killed), log, root)
         ended = wait(pid, log, kill_after=rng.uniform(0.3, 2) * seconds / KILLS)
         done += ended.killed
         if not ended.killed:
             break
+
     if not (killed / "result.json").exists():
         os.waitpid(start_command(case.start_or_resume(killed), log, root), 0)
+
     different = differences(contents(whole), contents(killed))
     early = [sample for sample in samples if sample[1] >= steps // 5] or samples
-    memory, files = early[-1][2] / early[0][2], early[-1][3] - early[0][3]
+    memory = early[-1][2] / early[0][2]
+    files = early[-1][3] - early[0][3]
+
     return {
-        "steps": steps, "kills": done, "different": different, "seconds": round(seconds, 1),
+        "steps": steps,
+        "kills": done,
+        "different": different,
+        "seconds": round(seconds, 1),
         "memory_mib": [round(one[2] / 1024) for one in (early[0], early[-1])],
         "files": [early[0][3], early[-1][3]],
         "good": not different and memory < GROWTH and files <= MORE_FILES,
-    }  # fmt: skip
+    }
 
 
 def watch(pid: int, out: Path) -> list[tuple[float, int, int, int]]:
     """Seconds, steps, KiB of memory and open files of a process until it ends."""
-    began, samples = time.monotonic(), []
+    began = time.monotonic()
+    samples = []
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -52,5 +65,7 @@ def watch(pid: int, out: Path) -> list[tuple[float, int, int, int]]:
             samples.append((time.monotonic() - began, rows, memory, files))
         except (OSError, IndexError, ValueError):
             pass  # not started yet, or just ended
+
         time.sleep(1.0)
+
     return samples or [(1.0, 0, 1, 0)]

@@ -21,7 +21,11 @@ SHELL = "touch ran"
 CODE = "open('ran', 'w').close()\nf = W = dict\n"
 TEMPLATE = "{{ cycler.__init__.__globals__.os.system('touch ran') }}{{ messages[0].content }}"
 PICKLES = ("log.parquet", "log.wandb", "log.db", "log.json", "events.out.tfevents.1", "model.gguf")
-REMOTE = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", ""]}
+REMOTE = {
+    "AutoConfig": "evil.C",
+    "AutoModelForCausalLM": "evil.M",
+    "AutoTokenizer": ["evil.T", ""],
+}
 
 
 class Bomb:
@@ -51,6 +55,7 @@ def make_gift(root: Path, model: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     watch = RunWatchConfig(alerts=(f"command:{SHELL}",))
+
     configs = {
         "gift": TrainConfig(reward=RewardConfig(parts=(EVIL,)), trust=True),
         "alert": TrainConfig(watch=watch, trust=True),
@@ -60,23 +65,40 @@ def make_gift(root: Path, model: Path) -> None:
     for name, config in configs.items():
         folder = root / name
         RunFolder.create(folder, to_plain(config) | {"resume": name}, {})
-        rows = [json.dumps({"step": k, "reward": 0.5, "loss": 0.1}) + "\n" for k in range(1, 9)]
+        rows = [
+            json.dumps(
+                {
+                    "step": k,
+                    "reward": 0.5,
+                    "loss": 0.1,
+                }
+            )
+            + "\n"
+            for k in range(1, 9)
+        ]
+
         write(folder / "metrics.jsonl", "".join(rows))
         (folder / "checkpoints" / "checkpoint-1").mkdir()
+
     gift = root / "gift"
     facts = {"num_shards": 1, "cameras": []}
     write_manifest(gift, WorldConfig(name=EVIL), False, facts)
     write(gift / "evil.py", CODE)
     pickled(gift / "shard-00000.npz")
+
     for name in ("trl", "numpy", "datasets", "rich", "sitecustomize", "usercustomize"):
         write(root / f"{name}.py", CODE)  # in the working folder
+
     for name in ("remote", "pickle", "template", "adapter"):
         shutil.copytree(model, root / name)
         write(root / name / "evil.py", CODE)
+
     change(root / "remote" / "config.json", auto_map=REMOTE, model_type="evil")
     change(root / "remote" / "tokenizer_config.json", auto_map=REMOTE, tokenizer_class="T")
+
     for path in (root / "pickle").glob("*.safetensors"):
         path.unlink()
+
     pickled(root / "pickle" / "pytorch_model.bin")
     change(root / "template" / "tokenizer_config.json", chat_template=TEMPLATE)
     write(root / "template" / "chat_template.jinja", TEMPLATE)
@@ -84,12 +106,25 @@ def make_gift(root: Path, model: Path) -> None:
     adapter |= {"auto_mapping": {"base_model_class": "M", "parent_library": "evil"}}
     write(root / "adapter" / "adapter_config.json", adapter)
     write(root / "sweep.yaml", f"command: !!python/object/apply:os.system ['{SHELL}']\n")
-    write(root / "detectors.toml", f'[[detector]]\nname = "a"\ndiagnosis = "$({SHELL})"\n'
-          "cases = [[{metric = '__import__(\"os\")', moved = 'above', level = 0}]]\n")  # fmt: skip
+
+    write(
+        root / "detectors.toml",
+        f'[[detector]]\nname = "a"\ndiagnosis = "$({SHELL})"\n'
+        "cases = [[{metric = '__import__(\"os\")', moved = 'above', level = 0}]]\n",
+    )
     for name in PICKLES:
         pickled(root / name)
-    record = {"recipe": "arith", "kind": "rlvr", "measure": "", "rule": [], "contenders": [],
-              "plan": {}, "cells": []}  # fmt: skip
+
+    record = {
+        "recipe": "arith",
+        "kind": "rlvr",
+        "measure": "",
+        "rule": [],
+        "contenders": [],
+        "plan": {},
+        "cells": [],
+    }
+
     write(root / "tournament.json", record)
 
 
@@ -100,11 +135,14 @@ def states_of(model: Path, root: Path) -> None:
     words = f"{SMALL} --model.name {model} --out {root / 'own'} --steps 2"
     args = words.replace("earned:even", "format").split()  # no code of their own
     ended = run_command(["train", *args], root / "log", root)
+
     assert ended.code == 0, ended
     (root / "own" / "result.json").unlink()
+
     for checkpoint in (root / "own" / "checkpoints").iterdir():
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
             pickled(checkpoint / name)
+
         (checkpoint / "manifest.json").unlink()
         draft = checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.writing"))
         publish(draft)
@@ -166,22 +204,34 @@ ppo snake --resume gift
 
 def attack(options: Any, root: Path, model: Path) -> dict[str, Any]:
     """Every attempt in a fresh folder."""
-    tally, place = Tally(), root / "strangers"
+    tally = Tally()
+    place = root / "strangers"
+
     commands = [line.split() for line in ATTEMPTS.split("\n") if line]
     for number, args in enumerate(commands):
         if number == 0 or (place / "ran").exists():
             make_gift(place, model)
             states_of(model, place)
+
         ended = run_command(args, root / "stranger.log", place, own_folder=False)
         judge(place, args, ended.code, ended.text, tally)
         say(f"{' '.join(args)}: {ended.code}")
+
     # The working folder has modules with the names of ours' packages; no child of this process.
-    program, source = Path(sys.executable).with_name("mesotron"), Path(mesotron.__file__).parents[1]
+    program = Path(sys.executable).with_name("mesotron")
+    source = Path(mesotron.__file__).parents[1]
     env = os.environ | {"PYTHONPATH": str(source)}
     done = subprocess.run(
         [program, "report", "gift"], cwd=place, env=env, capture_output=True, text=True
     )
-    judge(place, ["mesotron report gift"], done.returncode, done.stderr, tally)
+
+    judge(
+        place,
+        ["mesotron report gift"],
+        done.returncode,
+        done.stderr,
+        tally,
+    )
     return tally.record() | {"executed": tally.kills}
 
 

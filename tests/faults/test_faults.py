@@ -23,6 +23,7 @@ def save(run: RunFolder, step: int) -> None:
     with writing(run.checkpoints, step) as draft:
         for name in ("model", "state"):
             (draft / name).write_text(f"{name} of step {step}")
+
     prune(run.checkpoints, keep=1, newest=step)
 
 
@@ -39,21 +40,28 @@ def test_a_kill_at_any_file_operation_leaves_a_run_that_goes_on(tmp_path):
             with run:
                 save(run, 2)
                 run.finish({"steps": 2}, lambda: "done")
+
             return 0
 
         ended = wait(fork(work, tmp_path / "log", tmp_path), tmp_path / "log")
         codes.add(ended.code)
         checkpoint, damaged = newest_whole(run.checkpoints)
+
         assert checkpoint is not None
         assert not damaged
+
         texts = [(checkpoint.path / name).read_text() for name in ("model", "state")]
         assert texts == [f"{name} of step {checkpoint.step}" for name in ("model", "state")]
+
         run.cut_after(checkpoint.step)
         assert [row["step"] for row in run.rows("metrics")] == [*range(1, checkpoint.step + 1)]
+
         if run.result is not None:
             assert run.result == {"steps": 2}
+
         with run:  # whose lock is free again
             save(run, 2)
+
     assert codes == {-signal.SIGKILL, 0}  # the last ones come after the end
 
 
@@ -76,7 +84,15 @@ def test_a_sample_of_the_attacks_holds(tmp_path):
     small = [*small.split(), "--cases", "dr_grpo warn", "sft", "vla"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
     command = [sys.executable, "-P", "-m", "faults", *small, "--out", str(tmp_path / "out.json")]
-    done = subprocess.run(command, cwd=TESTS.parent, env=env, capture_output=True, text=True)
+
+    done = subprocess.run(
+        command,
+        cwd=TESTS.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["kills"]["kills"] >= 12

@@ -54,7 +54,13 @@ def parse_arguments() -> argparse.Namespace:
 
     run = commands.add_parser("run")
     run.add_argument("--out", type=Path, required=True)
-    run.add_argument("--src", type=Path, default=ROOT / "src", help="folder of the package")
+
+    run.add_argument(
+        "--src",
+        type=Path,
+        default=ROOT / "src",
+        help="folder of the package",
+    )
 
     compare = commands.add_parser("compare")
     compare.add_argument("first", type=Path)
@@ -64,7 +70,13 @@ def parse_arguments() -> argparse.Namespace:
     against.add_argument("rev")
 
     for each in (run, compare, against):
-        each.add_argument("--only", nargs="+", default=[], metavar="NAME")
+        each.add_argument(
+            "--only",
+            nargs="+",
+            default=[],
+            metavar="NAME",
+        )
+
     return parser.parse_args()
 
 
@@ -85,6 +97,7 @@ def run_against(rev: str, only: list[str]) -> int:
         for src, out in sides.items():
             print(f"code of {src}", flush=True)
             subprocess.run([*python, "--src", src, "--out", out, *names], check=False)
+
         return compare_folders(*sides.values())
 
 
@@ -95,6 +108,7 @@ def worktree(rev: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="golden-base-") as scratch:
         path = Path(scratch) / "checkout"
         subprocess.run([*git, "add", "--quiet", "--detach", str(path), rev], check=True)
+
         try:
             yield path
         finally:

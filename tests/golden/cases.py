@@ -101,12 +101,16 @@ def make_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for name, flags in OBJECTIVES.items():
         cases[name] = Case(("rlvr",), (f"{TWO_UPDATES} {flags}",))
+
     for name, flags in OPTIMIZERS.items():
         cases[name] = Case(("rlvr", "optim"), (f"{TRAIN} {flags}",))
+
     for name, flags in FEATURES.items():
         cases[name] = Case(("rlvr",), (f"{TRAIN} {flags}",))
+
     for name, flags in RESUMED.items():
         cases[name] = Case(("rlvr", "runs"), (Killed(f"{LONG} {flags}", rows=3), RESUME))
+
     return cases
 
 
@@ -122,4 +126,5 @@ def choose(only: Iterable[str]) -> list[str]:
         raise SystemExit(f"no case or room is called {', '.join(sorted(unknown))}")
     if not wanted:
         return list(CASES)
+
     return [name for name, case in CASES.items() if wanted & {name, *case.rooms}]

@@ -27,6 +27,7 @@ def update() -> None:
     texts = help_pages() | parsed_lines()
     if public_runs() is not None:
         texts[VERDICTS] = verdicts()
+
     for name, text in texts.items():
         path = HERE / name
         path.parent.mkdir(exist_ok=True)
@@ -52,8 +53,10 @@ def help_pages() -> dict[str, str]:
 
         name = "_".join(words)
         pages[f"help/{name}.txt"] = short
+
         if whole != short:
             pages[f"help/{name}_all.txt"] = whole
+
     return pages
 
 
@@ -67,6 +70,7 @@ def run_main(words: list[str]) -> tuple[int, str]:
             code = main(words)
         except SystemExit as stop:
             code = int(stop.code or 0)
+
     return code, output.getvalue()
 
 
@@ -88,7 +92,9 @@ def parsed_lines() -> dict[str, str]:
             for line in lines:
                 command = command_of(line)
                 table[line] = changed(parse(line.split()), defaults.get(command, {}))
+
             files[f"parsed/{name}.json"] = to_json(table)
+
     return files
 
 
@@ -100,6 +106,7 @@ def all_defaults() -> dict[str, dict[str, Any]]:
             defaults[command] = parse(command.split())
         except ValueError:  # it needs an argument
             continue
+
     return defaults
 
 
@@ -121,6 +128,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     name, rest = cli.split_name(words)
     command = cli.COMMANDS[name]
     config = cli.parse(command.config_type, rest, f"mesotron {name}", command.presets)
+
     return dict(flatten(to_plain(config)))
 
 
@@ -146,6 +154,7 @@ def public_runs() -> Path | None:
         folder = parent / "shared" / "data" / "public_runs"
         if folder.is_dir():
             return folder
+
     return None
 
 
@@ -155,6 +164,7 @@ def verdicts() -> str:
     table = {}
     for path in sorted(folder.glob("*/*.jsonl.gz")):
         table[path.relative_to(folder).as_posix()] = verdict(path)
+
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in table.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -167,8 +177,10 @@ def verdict(path: Path) -> dict[str, Any]:
 
     if not output:
         return {"exit_code": code}
+
     record = json.loads(output)
     events = [f"{event['detector']} {event['severity']}" for event in record["events"]]
+
     return {
         "verdict": record["verdict"],
         "cause": record["cause"],

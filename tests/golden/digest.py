@@ -26,6 +26,7 @@ def digest_folder(folder: Path, inputs: Path) -> dict[str, Any]:
             content = read(path, in_checkpoint="checkpoint" in name)
             if content is not None:
                 digest[name] = content
+
     return digest
 
 
@@ -35,11 +36,14 @@ def read(path: Path, in_checkpoint: bool) -> Any:
         return digest_tensors(path)
     if in_checkpoint:
         return None
+
     if path.suffix == ".jsonl":
         lines = path.read_text(encoding="utf-8").splitlines()
         return [without_volatile(json.loads(line)) for line in lines]
+
     if path.suffix == ".json":
         return without_volatile(json.loads(path.read_text(encoding="utf-8")))
+
     return None
 
 
@@ -50,6 +54,7 @@ def digest_tensors(path: Path) -> dict[str, str]:
     for name, array in load_file(path).items():
         digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
         digests[name] = f"{array.dtype}{list(array.shape)} {digest}"
+
     return digests
 
 
@@ -59,9 +64,12 @@ def without_volatile(value: Any) -> Any:
         for key, item in value.items():
             if not VOLATILE.search(key):
                 kept[key] = without_volatile(item)
+
         return kept
+
     if isinstance(value, list):
         return [without_volatile(item) for item in value]
+
     return value
 
 
@@ -77,8 +85,10 @@ def compare_folders(first: Path, second: Path, only: Iterable[str] = ()) -> int:
         found = list(differences(load(first / f"{name}.json"), load(second / f"{name}.json")))
         num_bad += bool(found)
         print(f"{name:<24} {'DIFFERENT' if found else 'equal'}")
+
         for text in found[:3]:
             print(f"    {text}")
+
         if len(found) > 3:
             print(f"    and {len(found) - 3} more")
 

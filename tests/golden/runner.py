@@ -51,6 +51,7 @@ def run_cases(names: Iterable[str], out: Path, src: Path) -> int:
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         state = digest.get("failed", "done")
         print(f"{name:<24} {time.monotonic() - began:5.1f} s  {state}", flush=True)
+
     return failed
 
 
@@ -64,6 +65,7 @@ def import_package(src: Path) -> None:
 
     if Path(mesotron.__file__).parents[1] != src:
         raise SystemExit(f"mesotron was imported from {mesotron.__file__}, not from {src}")
+
     mesotron.GRPOTrainer  # noqa: B018
 
 
@@ -79,6 +81,7 @@ def run_case(name: str, folder: Path) -> dict:
     digest = digest_folder(folder, INPUTS)
     for heavy in [*folder.rglob("checkpoints"), *folder.rglob("export")]:
         shutil.rmtree(heavy, ignore_errors=True)
+
     return digest
 
 
@@ -90,6 +93,7 @@ def run_step(step: str | Killed, folder: Path, log: Path) -> None:
 
     status = os.waitpid(pid, 0)[1]
     code = os.waitstatus_to_exitcode(status)
+
     expected = -signal.SIGKILL if isinstance(step, Killed) else 0
     if code != expected:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -137,6 +141,7 @@ def execute(words: list[str]) -> int:
     else:
         sys.argv = ["mesotron", *words]
         runpy.run_module("mesotron", run_name="__main__", alter_sys=True)
+
     return 0
 
 

@@ -14,11 +14,16 @@ import pytest
 
 from mesotron import jax as mj
 
-RATE, DECAY = 0.1, 0.5
+RATE = 0.1
+DECAY = 0.5
 # Two equal shapes, one of them transposed, and a stack; a network for the rows that route one.
 MATRICES = {"tall": (8, 6), "wide": (6, 8), "stack": (2, 5, 5)}
 HIDDEN = {"kernel": (6, 6), "bias": (6,)}
-NETWORK = {"input": {"kernel": (3, 6)}, "Dense_0": HIDDEN, "head": {"kernel": (6, 2)}}
+NETWORK = {
+    "input": {"kernel": (3, 6)},
+    "Dense_0": HIDDEN,
+    "head": {"kernel": (6, 2)},
+}
 
 
 def _with(make: Callable, **fixed) -> Callable:
@@ -45,6 +50,7 @@ def tree(name: str, seed: int, dtype: str = "float32") -> dict:
     rng = np.random.default_rng(seed)
     shapes = NETWORK if name in NETWORKS else MATRICES
     draw = lambda shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
+
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
@@ -64,9 +70,11 @@ def compiled(name: str) -> tuple:
 def run(name: str, seeds: range, params=None, state=None) -> tuple:
     tx, step = compiled(name)
     params = tree(name, 0) if params is None else params
+
     state = tx.init(params) if state is None else state
     for seed in seeds:
         params, state = step(params, state, tree(name, seed))
+
     return params, state
 
 
@@ -99,10 +107,13 @@ def test_gradient_scale_does_not_matter(name, size):
     for factor in (1.0, size):
         tx, step = compiled(name)
         params = tree(name, 0)
+
         state = tx.init(params)
         for seed in (1, 2):
             params, state = step(params, state, optax.tree.scale(factor, tree(name, seed)))
+
         ends.append(params)
+
     assert_equal(ends[1], ends[0], atol=1e-4)
 
 
@@ -112,11 +123,13 @@ def test_nonfinite_gradient_skips_its_matrix_and_the_next_step_recovers(name, ba
     _, step = compiled(name)
     network = name in NETWORKS
     params, state = run(name, range(1, 2))
-    good, broken = tree(name, 2), tree(name, 2)
+    good = tree(name, 2)
+    broken = tree(name, 2)
     holder, key = (broken["Dense_0"], "kernel") if network else (broken, "wide")
     holder[key] = holder[key].at[1, 2].set(bad)
     result, kept = step(params, state, broken)
     expected, _ = step(params, state, good)
+
     leaves = map(jax.tree.leaves, (broken, result, params, expected))
     for g, new, old, clean in zip(*leaves, strict=True):
         hit = not jnp.isfinite(g).all()
@@ -124,8 +137,10 @@ def test_nonfinite_gradient_skips_its_matrix_and_the_next_step_recovers(name, ba
             assert (new != old).any()  # the clipping norm changes without the bad leaf
         else:
             np.testing.assert_allclose(new, old if hit else clean, atol=0 if hit else 1e-5)
+
     after, _ = step(result, kept, good)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((after, kept)))
+
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, result)
     assert all(jax.tree.leaves(moved))
 
@@ -135,12 +150,14 @@ def test_bfloat16_weights_keep_their_dtype_and_float32_momentum(name):
     tx = OPTIMIZERS[name](dtype="float32")
     params, grads = (tree(name, k, "bfloat16") for k in (0, 1))
     update = jax.jit(tx.update)
+
     state = tx.init(params)
     for _ in range(2):  # the second would fail if a state changed its dtype
         updates, new = update(grads, state, params)
         assert {u.dtype for u in jax.tree.leaves(updates)} == {jnp.dtype("bfloat16")}
         assert jax.tree.map(lambda x: x.dtype, new) == jax.tree.map(lambda x: x.dtype, state)
         state = new
+
     momenta = [x for x in jax.tree.leaves(state, is_leaf=is_spectral) if is_spectral(x)]
     assert {m.dtype for m in jax.tree.leaves(momenta[0].momentum)} == {jnp.dtype("float32")}
 
@@ -162,7 +179,8 @@ def test_injected_and_vmapped_rates(name):
     static = ("steps",) if "steps" in options else ()
     make = optax.inject_hyperparams(factory, static_args=static)
     tx = make(**{key: 0.0}, **options, weight_decay=DECAY)
-    params, grads = tree(name, 0), tree(name, 1)
+    params = tree(name, 0)
+    grads = tree(name, 1)
 
     @jax.jit
     @jax.vmap

@@ -28,6 +28,7 @@ def test_filter_equals_the_svd_oracle(name):
         (original,) = X
         (one,) = result = apply_filter(jnp.asarray(X.float().numpy()), filter)
         assert result.dtype == jnp.float32
+
         # The four largest of equal singular values are not defined.
         if (name, kind) != ("low_rank", "orthogonal"):
             allowed = TOLERANCE[filter.name in ("pion", "low_rank")]
@@ -36,6 +37,8 @@ def test_filter_equals_the_svd_oracle(name):
 
 def test_bfloat16_matmuls_stay_close():
     X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 8, 12)), jnp.float32)
-    result, exact = apply_filter(X, muon(2), "bfloat16"), apply_filter(X, muon(2))
+    result = apply_filter(X, muon(2), "bfloat16")
+    exact = apply_filter(X, muon(2))
+
     assert result.dtype == jnp.bfloat16
     assert error(np.asarray(result[0], np.float32), np.asarray(exact[0], np.float64)) < 0.2

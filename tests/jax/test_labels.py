@@ -18,10 +18,17 @@ def dense(inputs: int, outputs: int, *stack: int) -> dict:
 def attention(width: int, heads: int, *stack: int, bias: bool = True) -> dict:
     size = width // heads
     queries = {"kernel": leaf(*stack, width, heads, size)}
+
     out = {"kernel": leaf(*stack, heads, size, width)}
     if bias:
         queries["bias"], out["bias"] = leaf(*stack, heads, size), leaf(*stack, width)
-    return {"query": queries, "key": queries, "value": queries, "out": out}
+
+    return {
+        "query": queries,
+        "key": queries,
+        "value": queries,
+        "out": out,
+    }
 
 
 def norm(width: int, *stack: int) -> dict:
@@ -47,6 +54,7 @@ def test_flax_linen():
             x = nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
             x = nn.gelu(nn.Dense(16)(x))
             x = nn.Dense(8)(x)
+
             return nn.Dense(7, name="lm_head")(x), nn.Dense(1, name="value")(x)
 
     attention = "params/MultiHeadDotProductAttention_0"
@@ -61,6 +69,7 @@ def test_flax_linen():
         "params/value/kernel": "head -",
         "params/pos_embedding": "position or token -",
     }
+
     heads = table(variables, per_head=True)
     assert heads[f"{attention}/query/kernel"] == "attention iso"
     assert heads[f"{attention}/out/kernel"] == "attention sio"
@@ -86,6 +95,7 @@ def test_flax_nnx():
         **{f"layers/{k}/kernel": "matrix io" for k in range(2)},
         "head/kernel": "head -",
     }
+
     tx = chain_with_muon(0.1, weight_decay=0.0)
     updates = jax.eval_shape(lambda grads: tx.update(grads, tx.init(grads))[0], params)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
@@ -100,6 +110,7 @@ def test_equinox_has_outputs_first():
 
     mlp = table(shapes(eqx.nn.MLP, 3, 2, 16, 3))
     assert list(mlp.values()) == ["input -", "matrix oi", "matrix oi", "head -"]
+
     attention = shapes(eqx.nn.MultiheadAttention, 2, 8)
     roles = table({"embed": {"weight": leaf(7, 8)}, "attention": attention})
     for name in ("query", "key", "value", "output"):
@@ -113,22 +124,41 @@ def mlp(*sizes: tuple[int, int]) -> dict:
 def stacked(bias: bool) -> dict:
     layers = {"attention": attention(16, 4, 3, bias=bias), "LayerNorm_0": norm(16, 3)}
     layers |= {"Dense_0": dense(16, 64, 3), "Dense_1": dense(64, 16, 3)}
-    return {"input_proj": dense(5, 16), "layers": layers, "policy_head": dense(16, 4)}
+
+    return {
+        "input_proj": dense(5, 16),
+        "layers": layers,
+        "policy_head": dense(16, 4),
+    }
 
 
 def convolutional(*channels: tuple[int, int]) -> dict:
     tree = {f"Conv_{k}": dense(*size) for k, size in enumerate(channels)}
     for k, size in enumerate(channels):
         tree[f"Conv_{k}"]["kernel"] = leaf(3, 3, *size)
+
     experts = {"up": {"kernel": leaf(4, 8, 16)}, "down": {"kernel": leaf(4, 16, 8)}}
-    return tree | {"experts": experts, "router": {"kernel": leaf(8, 4)}, "head": dense(8, 2)}
+    return tree | {
+        "experts": experts,
+        "router": {"kernel": leaf(8, 4)},
+        "head": dense(8, 2),
+    }
 
 
 ENDS = ["input -", "matrix io", "head -"]
-STACKED = ["input -", "matrix sio", "matrix sio", "attention sioo", "attention siio",
-           "attention sioo", "attention sioo", "head -"]  # fmt: skip
+STACKED = [
+    "input -",
+    "matrix sio",
+    "matrix sio",
+    "attention sioo",
+    "attention siio",
+    "attention sioo",
+    "attention sioo",
+    "head -",
+]
 EXPERTS = ["expert sio", "expert sio", "head -", "router -"]
-ACTOR, CRITIC = ((5, 8), (8, 8), (8, 4)), ((5, 8), (8, 8), (8, 1))
+ACTOR = ((5, 8), (8, 8), (8, 4))
+CRITIC = ((5, 8), (8, 8), (8, 1))
 # Sorted as text, Dense_10 comes before Dense_2.
 DEEP = mlp((3, 8), *[(8, 8)] * 9, (8, 2))
 
@@ -140,15 +170,26 @@ DEEP = mlp((3, 8), *[(8, 8)] * 9, (8, 2))
         (stacked(bias=False), STACKED),
         (list(DEEP.values()), ["input -", *["matrix io"] * 9, "head -"]),
         (DEEP, ["input -", "matrix io", "head -", *["matrix io"] * 8]),
-        ({"w0": leaf(3, 8), "w1": leaf(8, 8), "w2": leaf(8, 2)}, ENDS),
+        (
+            {
+                "w0": leaf(3, 8),
+                "w1": leaf(8, 8),
+                "w2": leaf(8, 2),
+            },
+            ENDS,
+        ),
         (mlp(*ACTOR, *CRITIC), ENDS * 2),
         ({"actor": mlp(*ACTOR), "critic": mlp(*CRITIC)}, ENDS * 2),
-        (convolutional((5, 16), (16, 32), (1, 32)),
-         ["input -", "convolution iiio", "depthwise -", *EXPERTS]),
-        (convolutional((3, 16), (16, 32), (32, 32)),
-         ["input -", "convolution iiio", "convolution iiio", *EXPERTS]),
+        (
+            convolutional((5, 16), (16, 32), (1, 32)),
+            ["input -", "convolution iiio", "depthwise -", *EXPERTS],
+        ),
+        (
+            convolutional((3, 16), (16, 32), (32, 32)),
+            ["input -", "convolution iiio", "convolution iiio", *EXPERTS],
+        ),
     ],
-)  # fmt: skip
+)
 def test_roles_and_views_in_the_order_of_the_leaves(tree, expected):
     assert list(table(tree).values()) == expected
 
@@ -167,8 +208,10 @@ def test_unclear_leaves_are_filtered_with_one_warning_or_refused(name, monkeypat
     monkeypatch.setattr(labels, "_warned", set())
     with pytest.raises(ValueError, match="overrides="):
         label(UNCLEAR[name], strict=True)
+
     with pytest.warns(UserWarning, match="overrides="):
         found = label(UNCLEAR[name])
+
     assert [r.rule for r in label(UNCLEAR[name]).rows] == [r.rule for r in found.rows]
     unclear = [r for r in found.rows if r.reason == "unclear, so filtered"]
     assert all(r.rule == "matrix" for r in unclear)
@@ -189,7 +232,11 @@ HAIKU_MLP = {
     name: {"w": leaf(*shape), "b": leaf(shape[1])}
     for name, shape in (("linear", (3, 8)), ("linear_1", (8, 8)), ("linear_2", (8, 2)))
 }
-NAMED = {"embed": {"embedding": leaf(9, 8)}, "up": dense(8, 32), "down": dense(32, 8)}
+NAMED = {
+    "embed": {"embedding": leaf(9, 8)},
+    "up": dense(8, 32),
+    "down": dense(32, 8),
+}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +245,14 @@ NAMED = {"embed": {"embedding": leaf(9, 8)}, "up": dense(8, 32), "down": dense(3
         (HAIKU, {f"{path}/w" for path in (*ATTENTION, "mlp/~/linear_0", "mlp/~/linear_1")}),
         (HAIKU_MLP, {"linear_1/w"}),
         ({**NAMED, "head": dense(8, 9)}, {"up/kernel", "down/kernel"}),
-        ({"input_proj": dense(5, 8), **mlp((8, 8)), "actor_head": dense(8, 4)}, {"Dense_0/kernel"}),
+        (
+            {
+                "input_proj": dense(5, 8),
+                **mlp((8, 8)),
+                "actor_head": dense(8, 4),
+            },
+            {"Dense_0/kernel"},
+        ),
     ],
 )
 def test_usual_trees_need_no_override(tree, hidden):
@@ -208,6 +262,7 @@ def test_usual_trees_need_no_override(tree, hidden):
 def test_per_head_needs_an_axis_of_heads():
     tree = {"b": {"q_proj": dense(8, 8), "k_proj": dense(8, 8)}, "embed": {"embedding": leaf(9, 8)}}
     assert table(tree)["b/q_proj/kernel"] == "attention io"
+
     with pytest.raises(ValueError, match="k_proj"):
         label(tree, per_head=True)
 
@@ -217,10 +272,13 @@ def test_overrides():
     assert table(tree, overrides={"*mlp/kernel": "ioo"})["a/mlp/kernel"] == "matrix ioo"
     assert table(tree, stacked=["a/*"])["a/mlp/kernel"] == "matrix sio"
     assert table(tree, overrides={"*mlp*": "adamw"})["a/mlp/kernel"] == "override -"
+
     blocks = UNCLEAR["no output layer"]
     overridden = table(blocks, overrides={"Block_1/up/kernel": "matrix"})
     assert overridden["Block_1/up/kernel"] == "matrix io"
+
     with pytest.raises(ValueError, match="typo"):
         label(tree, overrides={"*typo*": "adamw"})
+
     with pytest.raises(ValueError, match="'io'"):
         label(tree, overrides={"*mlp/kernel": "io"})

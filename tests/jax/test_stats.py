@@ -18,7 +18,11 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
 
 def network(seed: int) -> dict:
     layer = lambda i, o, k: {"kernel": draw(i, o, seed=seed + k), "bias": draw(o, seed=k)}  # noqa: E731
-    return {"input": layer(3, 6, 0), "Dense_0": layer(6, 6, 1), "head": layer(6, 2, 2)}
+    return {
+        "input": layer(3, 6, 0),
+        "Dense_0": layer(6, 6, 1),
+        "head": layer(6, 2, 2),
+    }
 
 
 def transposed(x: jax.Array) -> torch.Tensor:
@@ -35,36 +39,61 @@ def test_statistics_equal_those_of_torch(rule):
     params = {"strong": draw(6, 10, seed=5), "even": draw(8, 8, seed=6)}
     weights = {k: torch.nn.Parameter(transposed(p)) for k, p in params.items()}
     optimizer = getattr(mesotron, rule.capitalize())(list(weights.values()), **options)
-    state, update = tx.init(params), jax.jit(tx.update)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+
     assert set(mj.read_stats(state)) == {*(f"{rule}/{key}" for key in SPECTRAL), "skipped"}
     for k in range(2):
         grads = {"strong": draw(6, 1, seed=k) * draw(1, 10) + 0.1 * draw(6, 10, seed=k)}
         grads["even"] = jnp.eye(8)
         _, state = update(grads, state, params)
+
         for name, w in weights.items():
             w.grad = transposed(grads[name])
+
         optimizer.param_groups[0]["lr"] = 0.1 * k
         optimizer.step()
-    stats, expected = mj.read_stats(state), optimizer.stats()
+
+    stats = mj.read_stats(state)
+    expected = optimizer.stats()
     assert set(stats) == set(expected)
+
     for name, value in stats.items():
         assert float(value) == pytest.approx(expected[name], rel=2e-3, abs=1e-5), name
+
     assert expected[f"{rule}/dead_blocks"] == (0.5 if rule == "pion" else 0.0)
 
 
 def test_chain_reports_every_group_and_its_real_update():
-    tx = mj.chain_with_muon(0.02, 3e-3, weight_decay=0.1, stats=True, steps=1)
-    params, grads = network(0), network(10)
+    tx = mj.chain_with_muon(
+        0.02,
+        3e-3,
+        weight_decay=0.1,
+        stats=True,
+        steps=1,
+    )
+
+    params = network(0)
+    grads = network(10)
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
     stats = mj.read_stats(state)
-    groups = {"muon": SPECTRAL, "adamw": ELEMENTWISE, "adamw_vectors": ELEMENTWISE}
+
+    groups = {
+        "muon": SPECTRAL,
+        "adamw": ELEMENTWISE,
+        "adamw_vectors": ELEMENTWISE,
+    }
+
     assert set(stats) == {f"{g}/{key}" for g, keys in groups.items() for key in keys} | {"skipped"}
     step = updates["Dense_0"]["kernel"] + 0.02 * 0.1 * params["Dense_0"]["kernel"]
     assert float(stats["muon/update_rms"]) == pytest.approx(rms([step]), rel=1e-4)
+
     ends = [updates[k]["kernel"] + 3e-3 * 0.1 * params[k]["kernel"] for k in ("input", "head")]
     assert float(stats["adamw/update_rms"]) == pytest.approx(rms(ends), rel=1e-4)
+
     vectors = [updates[k]["bias"] for k in params]
     assert float(stats["adamw_vectors/update_rms"]) == pytest.approx(rms(vectors), rel=1e-4)
+
     for group in groups:
         assert 0 < float(stats[f"{group}/cosine"]) <= 1
 
@@ -75,12 +104,20 @@ def rms(leaves) -> float:
 
 
 def test_skipped_leaves_are_counted_and_count_nowhere_else():
-    tx = mj.multi_transform_with_muon(0.02, 3e-3, weight_decay=0.0, stats=True, steps=1)
+    tx = mj.multi_transform_with_muon(
+        0.02,
+        3e-3,
+        weight_decay=0.0,
+        stats=True,
+        steps=1,
+    )
+
     grads = network(10)
     grads["head"]["bias"] = grads["head"]["bias"].at[0].set(jnp.nan)
     grads["Dense_0"]["kernel"] = grads["Dense_0"]["kernel"].at[0, 0].set(jnp.inf)
     _, state = jax.jit(tx.update)(grads, tx.init(grads))
     stats = {key: float(value) for key, value in mj.read_stats(state).items()}
+
     assert stats["skipped"] == 2
     assert stats["muon/skipped"] == stats["adamw_vectors/skipped"] == 1
     assert stats["adamw/skipped"] == 0

@@ -16,7 +16,14 @@ from mesotron import jax as mj
 SHAPES = ((16, 16), (96, 12), (3, 10, 6))
 RULES = {
     "muon": ("Muon", {}),
-    "spectral": ("Muon", {"scale": "spectral", "momentum": 0.8, "nesterov": False}),
+    "spectral": (
+        "Muon",
+        {
+            "scale": "spectral",
+            "momentum": 0.8,
+            "nesterov": False,
+        },
+    ),
     "low_rank": ("Muon", {"filter": "low_rank", "rank": 2}),
     "normuon": ("NorMuon", {}),
     "promote_2": ("Pion", {"promote": 2, "scale": 2.0}),
@@ -42,6 +49,7 @@ def train(tx, params: dict, gradients: list[dict]) -> dict:
     state = tx.init(params)
     for grads in gradients:
         params, state = step(params, state, to_jax(grads))
+
     return params
 
 
@@ -49,11 +57,18 @@ def train_torch(cls: str, options: dict, params: dict, gradients: list[dict], lr
     """The same training in torch, whose weights are (out, in)."""
     weights = {k: torch.nn.Parameter(transposed(x)) for k, x in params.items()}
     groups = [{"params": [w], "view": "stack" if w.ndim > 2 else None} for w in weights.values()]
-    optimizer = getattr(mesotron, cls)(groups, lr=lr, dtype="float32", **options)
+
+    optimizer = getattr(mesotron, cls)(
+        groups,
+        lr=lr,
+        dtype="float32",
+        **options,
+    )
     for grads in gradients:
         for k, w in weights.items():
             w.grad = transposed(grads[k])
         optimizer.step()
+
     return {k: w.detach().mT.numpy() for k, w in weights.items()}
 
 
@@ -66,23 +81,41 @@ def test_five_steps_equal_those_of_torch(name):
     """In Frobenius norm, within 1e-4 of the change and 1e-6 of the weights; the worst measured were
     4e-5 and 2e-7."""
     cls, options = RULES[name]
-    params, gradients = arrays(0), [arrays(k) for k in range(1, 6)]
+    params = arrays(0)
+    gradients = [arrays(k) for k in range(1, 6)]
     result = train(getattr(mj, cls.lower())(0.02, **options), to_jax(params), gradients)
-    expected = train_torch(cls, options, params, gradients, 0.02)
+
+    expected = train_torch(
+        cls,
+        options,
+        params,
+        gradients,
+        0.02,
+    )
     for k, start in params.items():
         change = np.linalg.norm(expected[k] - start)
         assert change > 0
         error = np.linalg.norm(result[k] - expected[k])
+
         assert error < 1e-4 * change + 1e-6 * np.linalg.norm(start)
 
 
 def test_equal_to_optax_with_the_same_settings():
     """Without Nesterov, for which optax has a bias correction."""
-    peer = optax.contrib.muon(0.02, nesterov=False, weight_decay=0.01, consistent_rms=0.2)
+    peer = optax.contrib.muon(
+        0.02,
+        nesterov=False,
+        weight_decay=0.01,
+        consistent_rms=0.2,
+    )
+
     tx = mj.muon(0.02, nesterov=False, weight_decay=0.01)
     shapes = [(16, 16), (12, 96)]
-    params, gradients = to_jax(arrays(0, shapes)), [arrays(k, shapes) for k in range(1, 6)]
-    ours, theirs = train(tx, params, gradients), train(peer, params, gradients)
+    params = to_jax(arrays(0, shapes))
+    gradients = [arrays(k, shapes) for k in range(1, 6)]
+    ours = train(tx, params, gradients)
+
+    theirs = train(peer, params, gradients)
     for k in params:
         np.testing.assert_allclose(ours[k], theirs[k], atol=1e-5)
 
@@ -92,9 +125,12 @@ def test_torch_and_jax_share_names_and_defaults(ours, theirs):
     jax_side, torch_side = (inspect.signature(f).parameters for f in (ours, theirs))
     both = set(jax_side) & set(torch_side)
     assert {"momentum", "nesterov", "weight_decay", "scale", "steps", "dtype", "batched"} <= both
+
     for name in both:
         assert jax_side[name].default == torch_side[name].default, name
+
     assert jax_side["learning_rate"].default == torch_side["lr"].default
+
     # The torch classes hold auxiliary groups too, and take the arguments of either filter.
     torch_only = set(torch_side) - both - {"params", "lr", "filter", "rank", "promote", "cutoff"}
     contract = {"capturable", "foreach", "differentiable", "maximize"}  # of torch.optim
@@ -104,21 +140,36 @@ def test_torch_and_jax_share_names_and_defaults(ours, theirs):
 def test_params_are_not_needed_without_decay():
     grads = to_jax(arrays(1, [(8, 6)]))
     assert jnp.isfinite(first_step(mj.muon(0.1, weight_decay=0.0), grads)["0"]).all()
+
     with pytest.raises(ValueError, match="weight_decay=0"):
         first_step(mj.muon(0.1), grads)
 
 
 def test_schedules():
     """Learning rate, momentum and decay of step k are schedule(k)."""
-    grads, params = to_jax(arrays(1, [(6, 4)])), to_jax(arrays(0, [(6, 4)]))
+    grads = to_jax(arrays(1, [(6, 4)]))
+    params = to_jax(arrays(0, [(6, 4)]))
 
     def line(count):
         return 0.1 * (1 - count / 4)
 
-    tx = mj.muon(line, momentum=lambda count: 0.5 + 0.1 * count, weight_decay=line, steps=1)
-    state, update = tx.init(params), jax.jit(tx.update)
+    tx = mj.muon(
+        line,
+        momentum=lambda count: 0.5 + 0.1 * count,
+        weight_decay=line,
+        steps=1,
+    )
+
+    state = tx.init(params)
+    update = jax.jit(tx.update)
     for k in range(2):
-        fixed = mj.muon(line(k), momentum=0.5 + 0.1 * k, weight_decay=line(k), steps=1)
+        fixed = mj.muon(
+            line(k),
+            momentum=0.5 + 0.1 * k,
+            weight_decay=line(k),
+            steps=1,
+        )
+
         start = fixed.init(params)
         start = (start[0]._replace(momentum=state[0].momentum), *start[1:])
         expected, _ = jax.jit(fixed.update)(grads, start, params)
@@ -148,34 +199,53 @@ def num_matmuls(tx, *shapes: tuple[int, ...]) -> int:
 
 def test_momentum_stays_raw_and_drifts_little_in_bfloat16():
     """The filtered direction is never written back."""
-    exact, grads = np.zeros((8, 8)), {"w": jnp.zeros((8, 8))}
+    exact = np.zeros((8, 8))
+    grads = {"w": jnp.zeros((8, 8))}
     tx = mj.scale_by_muon(momentum_dtype="bfloat16")
-    state, update = tx.init(grads), jax.jit(tx.update)
+    state = tx.init(grads)
+
+    update = jax.jit(tx.update)
     for seed in range(100):
         G = draw(8, 8, seed=seed)
         exact = 0.95 * exact + 0.05 * np.asarray(G, np.float64)
         _, state = update({"w": G}, state)
+
     assert state.momentum["w"].dtype == jnp.bfloat16
     drift = np.asarray(state.momentum["w"], np.float64) - exact
     assert np.linalg.norm(drift) < 0.02 * np.linalg.norm(exact)
 
 
 def test_experts_without_tokens_make_no_step_and_nonfinite_ones_skip_their_leaf():
-    grads, tx = draw(4, 6, 10), mj.scale_by_muon(steps=1)
-    idle, bad = grads.at[2].set(0), grads.at[1, 0, 0].set(jnp.inf)
-    steps = first_step(tx, {"full": grads, "idle": idle, "bad": bad})
+    grads = draw(4, 6, 10)
+    tx = mj.scale_by_muon(steps=1)
+    idle = grads.at[2].set(0)
+    bad = grads.at[1, 0, 0].set(jnp.inf)
+
+    steps = first_step(
+        tx,
+        {
+            "full": grads,
+            "idle": idle,
+            "bad": bad,
+        },
+    )
+
     assert not steps["idle"][2].any()
     keep = np.array([0, 1, 3])
     np.testing.assert_allclose(steps["idle"][keep], steps["full"][keep], atol=1e-6)
+
     assert not steps["bad"].any()
 
 
 def test_equal_shapes_share_a_batch_that_can_be_turned_off():
-    tx, shapes = mj.scale_by_muon(steps=1), ((6, 10), (10, 6), (6, 10))
+    tx = mj.scale_by_muon(steps=1)
+    shapes = ((6, 10), (10, 6), (6, 10))
     assert num_matmuls(tx, shapes[0]) == num_matmuls(tx, *shapes)
+
     grads = to_jax(arrays(0, shapes))
     here = jax.tree.map(lambda g: g.sharding, grads)  # several devices: test_sharding
     together = first_step(mj.scale_by_muon(steps=1, shardings=here), grads)
+
     apart = first_step(mj.scale_by_muon(steps=1, batched=False), grads)
     for name in grads:
         np.testing.assert_allclose(together[name], apart[name], atol=1e-5)
@@ -189,10 +259,13 @@ def test_masked_and_missing_leaves_are_passed_over():
     np.testing.assert_array_equal(updates["b"], grads["b"])
     params = {"w": grads["w"], "frozen": None}  # as `equinox.filter` leaves it
     updates = first_step(mj.muon(0.1, steps=1), params, params)
+
     assert updates["frozen"] is None
     assert updates["w"].any()
+
     # A gradient missing where there are weights must not shift the pairs.
-    tx, full = mj.scale_by_muon(weight_decay=0.1), {"frozen": grads["w"], "w": grads["w"]}
+    tx = mj.scale_by_muon(weight_decay=0.1)
+    full = {"frozen": grads["w"], "w": grads["w"]}
     with pytest.raises(ValueError, match="None"):
         tx.update(params, tx.init(full), full)
 
@@ -206,10 +279,12 @@ def test_views_filter_the_matrices_they_name():
         "isoo": ((6, 3, 2, 2), lambda x: [x[:, k].reshape(6, 4) for k in range(3)]),
         "oi": ((6, 4), lambda x: [x.T]),
     }
+
     grads = {view: np.asarray(draw(*shape)) for view, (shape, _) in cases.items()}
     few = {"scale": "spectral", "steps": 1}
     whole = first_step(mj.scale_by_muon(views={view: view for view in cases}, **few), grads)
     blocks = {view: np.stack(cases[view][1](G)) for view, G in grads.items()}
+
     alone = first_step(mj.scale_by_muon(**few), blocks)
     for view, (_, matrices) in cases.items():
         found = np.stack(matrices(np.asarray(whole[view])))
@@ -251,6 +326,7 @@ def test_options_that_shape_the_computation_must_be_static(make, options):
     params = {"w": draw(6, 10)}
     with pytest.raises(ValueError, match=rf"static_args=\('{name}',\)"):
         optax.inject_hyperparams(make)(learning_rate=0.1, **options).init(params)
+
     tx = optax.inject_hyperparams(make, static_args=(name,))(learning_rate=0.1, **options)
     expected = first_step(make(0.1, **options), params, params)["w"]
     np.testing.assert_allclose(first_step(tx, params, params)["w"], expected, atol=1e-6)

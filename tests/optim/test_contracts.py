@@ -78,6 +78,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> f
         loss = loss_of(model, seed)
         loss.backward()
         optimizer.step()
+
     return loss.item()
 
 
@@ -103,8 +104,10 @@ def set_gradients(model: nn.Module, scale: float = 1.0, seed: int = 7) -> None:
 def test_it_learns(name):
     model, optimizer = build(name, lr=0.05)
     before = loss_of(model, 0).item()
+
     for _ in range(10):
         train(model, optimizer, range(1))
+
     assert loss_of(model, 0).item() < 0.9 * before
 
 
@@ -114,14 +117,18 @@ def test_states_keep_their_dtype_and_load_onto_the_device_of_the_weights(name, d
     model, optimizer = build(name, dtype=dtype)
     set_gradients(model)
     optimizer.step()
+
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert all(p.isfinite().all() for p in model.parameters())
+
     with torch.device("meta"):  # a device that every machine has
         twin, resumed = build(name, dtype=dtype)
+
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     wide = torch.promote_types(dtype, torch.float32)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        kept, loaded = optimizer.state[p], resumed.state[q]
+        kept = optimizer.state[p]
+        loaded = resumed.state[q]
         assert all(x.dtype == (torch.float32 if k == "step" else wide) for k, x in kept.items())
         assert {k: x.dtype for k, x in loaded.items()} == {k: x.dtype for k, x in kept.items()}
         assert {x.device.type for x in loaded.values()} == {"meta"}
@@ -141,6 +148,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, dtype):
     again, resumed = build(name, seed=1, dtype=dtype, lr=0.5)
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
+
     assert resumed.param_groups[0]["lr"] == 0.01
     train(again, resumed, range(3, 6))
     assert_equal(weights(again), weights(model))
@@ -152,10 +160,12 @@ def test_copies_continue_identically_and_independently(name, copier):
     model, optimizer = build(name)
     train(model, optimizer, range(2))
     twin, other = copier((model, optimizer))
+
     assert other.stats() == {"skipped": 0.0}
     train(model, optimizer, range(2, 4))
     train(twin, other, range(2, 4))
     assert_equal(weights(twin), weights(model))
+
     assert other.stats() == optimizer.stats()
     train(model, optimizer, range(4, 5))
     assert not torch.equal(weights(twin)[0], weights(model)[0])
@@ -170,11 +180,14 @@ def test_precision_accumulation_and_batching_change_only_rounding(name):
             x, y = data(seed, dtype)
             for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
                 ((model(a) - b).square().mean() / parts).backward()
+
             optimizer.step()
+
         return [w.float() for w in weights(model)]
 
     plain = run()
     assert_close(run(batched=False), plain, atol=1e-4)
+
     # Adam divides a gradient near zero by itself, and a direction at a cutoff may tip either way.
     for other in (run(torch.float64), run(parts=8)):
         assert_close(other, plain, atol=2e-4)
@@ -183,15 +196,21 @@ def test_precision_accumulation_and_batching_change_only_rounding(name):
 @every
 def test_a_schedule_and_a_tensor_rate_equal_setting_the_rate_by_hand(name):
     rate = torch.tensor(0.01)
-    scheduled, by_hand, tensor = build(name), build(name), build(name, lr=rate)
+    scheduled = build(name)
+    by_hand = build(name)
+    tensor = build(name, lr=rate)
+
     scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled[1], lambda k: 1 / (1 + k))
     for k in range(4):
         rate.fill_(0.01 / (1 + k))
         for group in by_hand[1].param_groups:
             group["lr"] = 0.01 / (1 + k)
+
         for pair in (scheduled, by_hand, tensor):
             train(*pair, range(k, k + 1))
+
         scheduler.step()
+
     assert_close(weights(scheduled[0]), weights(by_hand[0]), atol=1e-7)
     assert_close(weights(tensor[0]), weights(by_hand[0]), atol=1e-5)
     assert tensor[1].stats().keys() == by_hand[1].stats().keys()
@@ -199,9 +218,11 @@ def test_a_schedule_and_a_tensor_rate_equal_setting_the_rate_by_hand(name):
 
 @every
 def test_a_closure_and_named_parameters_give_the_same_step(name):
-    plain, model = build(name), build(name)[0]
+    plain = build(name)
+    model = build(name)[0]
     optimizer = OPTIMIZERS[name](model.named_parameters(), lr=0.01)
     names = sorted(n for group in optimizer.param_groups for n in group["param_names"])
+
     assert names == sorted(n for n, _ in model.named_parameters())
     calls = []
 
@@ -210,10 +231,12 @@ def test_a_closure_and_named_parameters_give_the_same_step(name):
         optimizer.zero_grad()
         loss = loss_of(model, 0)
         loss.backward()
+
         return loss.item()
 
     assert optimizer.step(closure) == train(*plain, range(1))
     assert calls == [True]
+
     assert_equal(weights(model), weights(plain[0]))
 
 
@@ -226,11 +249,14 @@ def test_gradients_of_any_scale_are_read_only_and_matrices_ignore_the_scale(name
         set_gradients(model, factor)
         before = [(p.grad.data_ptr(), p.grad.clone()) for p in model.parameters()]
         optimizer.step()
+
         for p, (place, gradient) in zip(model.parameters(), before, strict=True):
             assert p.grad.data_ptr() == place
             assert torch.equal(p.grad, gradient)
+
         assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
         ends.append([w for w in weights(model) if w.ndim >= 2])
+
     assert all(w.isfinite().all() for w in ends[1])
     if name != "adamw":
         assert_close(*ends, atol=1e-4)
@@ -244,6 +270,7 @@ def test_weight_decay_is_decoupled(name, decay):
     set_gradients(model, 0.0)
     optimizer.step()
     assert_close(weights(model), [(1 - 0.1 * decay) * w for w in before], atol=1e-7 * decay)
+
     assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
 
 
@@ -254,24 +281,37 @@ def test_a_non_finite_gradient_skips_only_its_parameter(name, bad, caplog):
     clean, reference = build(name)
     train(model, optimizer, range(1))
     train(clean, reference, range(1))
-    before, state = weights(model), copy.deepcopy(optimizer.state[model.square.weight])
+    before = weights(model)
+    state = copy.deepcopy(optimizer.state[model.square.weight])
+
     for m in (model, clean):
         set_gradients(m)
+
     model.square.weight.grad[2, 3] = bad
     model.square.bias.grad[1] = bad
+
     with caplog.at_level(logging.WARNING, "mesotron"):
         optimizer.step()
+
     reference.step()
     names = [key for key, _ in model.named_parameters()]
-    for key, old, new, expected in zip(names, before, weights(model), weights(clean), strict=True):
+    for key, old, new, expected in zip(
+        names,
+        before,
+        weights(model),
+        weights(clean),
+        strict=True,
+    ):
         if key.startswith("square"):
             assert torch.equal(new, old)
         else:
             torch.testing.assert_close(new, expected, rtol=0, atol=1e-5)
+
     assert_equal(list(optimizer.state[model.square.weight].values()), list(state.values()))
     stats = optimizer.stats()
     assert stats["skipped"] == 2
     assert all(value == value for value in stats.values()), "no NaN in stats"
+
     skipped = [count for key, count in stats.items() if key.endswith("/skipped") and count]
     assert sum(skipped) == 2
     assert caplog.text.count("not finite") == len(skipped)
@@ -288,15 +328,19 @@ def test_parameters_without_gradients_are_unchanged(name):
     model, optimizer = build(name, lr=0.1, weight_decay=0.5)
     before = copy.deepcopy(model)
     assert optimizer.step() is None
+
     assert_equal(weights(model), weights(before))
     set_gradients(model)
     model.square.zero_grad()
     optimizer.step()
     assert_equal(weights(model.square), weights(before.square))
+
     assert not optimizer.state[model.square.weight]
     assert not torch.equal(model.wide.weight, before.wide.weight)
+
     model.zero_grad()
     model.requires_grad_(False)
+
     with pytest.raises(ValueError, match="LoRA"):
         optimizer.step()
 
@@ -314,8 +358,11 @@ def test_layout_does_not_matter(name):
                 model.conv.weight.grad = grad
                 model.wide.weight.grad = model.wide.weight.grad.t().contiguous().t()
                 model.tall.weight.data = torch.stack([model.tall.weight.data] * 2, 2)[:, :, 0]
+
             optimizer.step()
+
         ends.append(weights(model))
+
     assert_close(ends[1], ends[0], atol=1e-6)
 
 
@@ -329,9 +376,11 @@ def test_a_group_may_be_added_later(name):
     set_gradients(model)
     set_gradients(late)
     optimizer.step()
+
     assert not torch.equal(late.weight, before[0])
     assert not torch.equal(late.bias, before[1])
     assert len({group["name"] for group in optimizer.param_groups}) == len(optimizer.param_groups)
+
     copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
 
 
@@ -343,8 +392,10 @@ def test_mixed_dtypes_and_empty_tensors_in_one_group(name):
     before = [p.detach().clone() for p in params]
     empty = [nn.Parameter(torch.zeros(shape)) for shape in ((0, 5), (0,))]
     optimizer = OPTIMIZERS[name]([*empty, *params], lr=0.1)
+
     for p in (*empty, *params):
         p.grad = torch.randn_like(p)
+
     optimizer.step()
     for p, old in zip(params, before, strict=True):
         assert p.isfinite().all()
@@ -362,6 +413,7 @@ def test_unbatched_bits_do_not_depend_on_neighbors(name):
         set_gradients(model)
         optimizer.step()
         ends.append(model.square.weight.detach().clone())
+
     assert torch.equal(*ends)
 
 
@@ -373,7 +425,9 @@ def test_a_compiled_step_equals_the_plain_one():
         for seed in range(3):  # it once failed at the second call
             set_gradients(model, seed=seed)
             step()
+
         ends.append(weights(model))
+
     assert_equal(*ends)
 
 
@@ -381,16 +435,19 @@ def test_a_compiled_step_equals_the_plain_one():
 def test_a_counter_may_be_a_number_and_narrow_weights_take_a_float32_state(name):
     model, optimizer = build(name)
     train(model, optimizer, range(2))
+
     saved = copy.deepcopy(optimizer.state_dict())
     for state in saved["state"].values():
         if "step" in state:
             state["step"] = 2
+
     for dtype in (torch.float32, torch.bfloat16):
         other, resumed = build(name, dtype=dtype)
         resumed.load_state_dict(saved)
         set_gradients(other, scale=10.0)
         before = weights(other)
         resumed.step()
+
         assert not any(torch.equal(a, b) for a, b in zip(weights(other), before, strict=True))
 
 
@@ -398,9 +455,11 @@ def test_a_counter_may_be_a_number_and_narrow_weights_take_a_float32_state(name)
 def test_a_step_on_meta_tensors_reads_no_values(name):
     with torch.device("meta"):
         model = Tiny()
+
     optimizer = OPTIMIZERS[name](model.parameters())
     for p in model.parameters():
         p.grad = torch.empty_like(p)
+
     optimizer.step()
     assert all(optimizer.state[p] for p in model.parameters())
 
@@ -410,6 +469,7 @@ def test_a_group_and_a_builder_take_the_auxiliary_rule():
     groups = [{"params": [params[0]], "aux": "sgd"}, {"params": [params[1]]}]
     assert [g["rule"] for g in Muon(groups).param_groups] == ["sgd", "adamw"]
     rules = [(g["rule"], g["lr"]) for g in muon(nn.Linear(4, 4), aux="sgd").param_groups]
+
     assert rules == [("muon", 1e-3), ("sgd", 0.1)]
 
 
@@ -418,10 +478,12 @@ def test_state_is_not_given_to_other_parameters():
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
         model = nn.ModuleDict({"module": model}) if prefix else model
+
         return muon(model, overrides={f"{prefix}{name}.weight": "adamw"})
 
     saved = make("1").state_dict()
     make("1", "module.").load_state_dict(saved)
+
     with pytest.raises(ValueError, match="overrides"):
         make("2").load_state_dict(saved)
 
@@ -432,5 +494,6 @@ def test_flat_parameters_of_zero_are_refused_with_the_fsdp2_command():
         flat = torch.cat([p.detach().flatten() for p in group["params"]]).requires_grad_()
         flat.grad = torch.ones_like(flat)
         group["params"] = [flat]
+
     with pytest.raises(ValueError, match="--fsdp_version 2"):
         optimizer.step()

@@ -21,16 +21,30 @@ def test_normuon_is_the_normalized_polar_factor(shape, view):
     """Three float64 steps; the lines are those of the longer side of each block."""
     generator = torch.Generator().manual_seed(0)
     W = nn.Parameter(torch.randn(shape, generator=generator).double())
-    options = {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "beta2": 0.8}
-    exact = {"filter": "polar_express", "steps": 12, "dtype": "float64"}
+    options = {
+        "momentum": 0.9,
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "beta2": 0.8,
+    }
+
+    exact = {
+        "filter": "polar_express",
+        "steps": 12,
+        "dtype": "float64",
+    }
+
     group = {"params": [W], "rule": "normuon", "view": view}
     optimizer = NorMuon([group], lr=LR, **options, **exact)
-    expected, M = W.detach().clone(), torch.zeros_like(W)
+    expected = W.detach().clone()
+    M = torch.zeros_like(W)
     blocks = 2 if view == "rows:2" else 1
+
     V: list[Tensor | float] = [0.0] * blocks
     for _ in range(3):
         W.grad = torch.randn(shape, generator=generator).double()
         optimizer.step()
+
         M = 0.9 * M + 0.1 * W.grad
         for k, (part, m) in enumerate(zip(expected.chunk(blocks), M.chunk(blocks), strict=True)):
             U, _, Vh = torch.linalg.svd(m, full_matrices=False)
@@ -39,6 +53,7 @@ def test_normuon_is_the_normalized_polar_factor(shape, view):
             V[k] = 0.8 * V[k] + 0.2 * O.square().mean(short, keepdim=True)
             scaled = O / (torch.as_tensor(V[k]).sqrt() + 1e-8)
             part -= LR * step_scale("rms", *m.shape) * scaled * O.norm() / scaled.norm()
+
     torch.testing.assert_close(W.detach(), expected, atol=1e-6, rtol=1e-5)
 
 
@@ -61,11 +76,19 @@ def matrices() -> list[nn.Parameter]:
 )
 def test_the_leash_caps_the_spectral_distance(shape, view, rule, dtype, lr):
     """Aligned steps, for which the bound is nearly tight, far beyond it without a leash."""
-    generator, rho = torch.Generator().manual_seed(1), 0.1
+    generator = torch.Generator().manual_seed(1)
+    rho = 0.1
     W = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
     W.grad = torch.randn(shape, generator=generator).to(dtype)
     start = W.detach().clone().float()
-    group = {"params": [W], "rule": rule, "view": view, "promote": 4 if rule == "pion" else 0}
+
+    group = {
+        "params": [W],
+        "rule": rule,
+        "view": view,
+        "promote": 4 if rule == "pion" else 0,
+    }
+
     optimizer = Muon([group], lr=lr, leash=rho)
     assert optimizer.param_groups[0]["weight_decay"] == 0
 
@@ -79,19 +102,23 @@ def test_the_leash_caps_the_spectral_distance(shape, view, rule, dtype, lr):
         far = size(W.detach().float() - start) / size(start)
         assert far <= rho * (1.01 if dtype == torch.float32 else 1.3)  # rounding walks
         reached = max(reached, far)
+
     assert reached > rho / F_MAX / 2
     assert optimizer.stats()[f"{rule}/distance"] == pytest.approx(far, rel=0.05)
 
 
 def test_an_endless_leash_is_the_plain_step():
-    first, second = matrices(), matrices()
+    first = matrices()
+    second = matrices()
     plain = Muon(first, lr=LR, weight_decay=0.0)
+
     leashed = Muon(second, lr=LR, leash=math.inf)
     for _ in range(3):
         for p, q in zip(first, second, strict=True):
             p.grad = q.grad = torch.randn(p.shape)
         plain.step()
         leashed.step()
+
     assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
@@ -101,27 +128,41 @@ def test_flags_that_stay_on_the_device_mask_the_step(rule, monkeypatch):
 
     def run() -> tuple[list[Tensor], dict[str, float]]:
         if rule == "product":
-            shapes, extra = ((2, 6), (5, 2), (2, 6), (5, 2)), {"pairs": [2.0, 2.0]}
+            shapes = ((2, 6), (5, 2), (2, 6), (5, 2))
+            extra = {"pairs": [2.0, 2.0]}
             extra["start_norms"] = [1.0, 2.0]
         else:
-            shapes, extra = ((6, 4), (6, 4)), {}
+            shapes = ((6, 4), (6, 4))
+            extra = {}
+
         generator = torch.Generator().manual_seed(0)
         params = [nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
         named = "muon" if rule == "product" else rule
-        group = {"params": params, "rule": named, "dtype": "float32", **extra}
+
+        group = {
+            "params": params,
+            "rule": named,
+            "dtype": "float32",
+            **extra,
+        }
+
         optimizer = Muon([group], lr=LR, leash=0.3)
         for k in range(3):
             for p in params:
                 p.grad = torch.randn(p.shape, generator=generator)
+
             if k == 1:
                 params[-1].grad[0, 0] = float("nan")
+
             optimizer.step()
+
         state = [x for p in params for x in optimizer.state[p].values()]
         return [*(p.detach() for p in params), *state], optimizer.stats()
 
     read, stats = run()
     for module in (lora, optimizers):
         monkeypatch.setattr(module, "on_host", lambda flags: False)
+
     masked, other = run()
     torch.testing.assert_close(masked, read)
     assert stats == pytest.approx(other, rel=1e-4)

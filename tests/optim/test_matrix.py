@@ -27,7 +27,11 @@ from mesotron.spectral import (
 from mesotron.spectral.filters import aim
 
 # dtype: (slope above 100, others). Worst measured: 1.5e-10, 2.5e-3, 0.11 and 3e-14, 5e-6, 5e-3.
-TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (4e-3, 2e-5), torch.bfloat16: (0.2, 0.02)}
+TOLERANCE = {
+    torch.float64: (1e-9, 1e-12),
+    torch.float32: (4e-3, 2e-5),
+    torch.bfloat16: (0.2, 0.02),
+}
 FIXED = {
     "muon": muon(),
     "muon_3": muon(3),
@@ -45,6 +49,7 @@ def with_spectrum(sigma: np.ndarray, m: int, n: int, seed: int = 0) -> Tensor:
     rng = np.random.default_rng(seed)
     U = np.linalg.qr(rng.normal(size=(m, m)))[0][:, : len(sigma)]
     V = np.linalg.qr(rng.normal(size=(n, n)))[0][:, : len(sigma)]
+
     return torch.from_numpy((U * sigma) @ V.T)
 
 
@@ -77,6 +82,7 @@ def oracle(matrix: Tensor, filter: Filter) -> Tensor:
     U, S, Vh = torch.linalg.svd(matrix.double(), full_matrices=False)
     if not S.any():
         return torch.zeros_like(matrix, dtype=torch.float64)
+
     sigma = (S / S.norm()).numpy()
     if filter.rank is not None:
         passed = ((np.arange(len(sigma)) < filter.rank) & (sigma > 1e-5)).astype(float)
@@ -84,6 +90,7 @@ def oracle(matrix: Tensor, filter: Filter) -> Tensor:
         passed = aimed(matrix, sigma, filter)
     else:
         passed = response(filter, sigma)
+
     return (U * torch.from_numpy(passed)) @ Vh
 
 
@@ -94,10 +101,12 @@ def aimed(matrix: Tensor, sigma: np.ndarray, filter: Filter) -> np.ndarray:
         t = np.float64(noise_edge(*matrix.shape) / bound)
     else:
         t = np.float64(filter.cutoff * seen_largest(matrix) / bound)
+
     s = sigma / bound
     for _ in range(filter.num_steps(*matrix.shape)):
         (a, b, c), t = aim(t)
         s = a * s + b * s**3 + c * s**5
+
     return s
 
 
@@ -120,11 +129,13 @@ def test_filter_and_its_numbers_equal_the_svd_oracle(name, dtype):
     for kind, matrices in INPUTS.items():
         filtered = apply_filter(matrices.to(dtype, copy=True), FILTERS[name])
         assert filtered.X.dtype == dtype
+
         p = torch.linalg.svdvals(matrices).square()
         p /= p.sum(1, keepdim=True).clamp_min(1e-300)
         close(filtered.norm, matrices.norm(dim=(1, 2)), rtol=1e-6, atol=0)
         close(filtered.concentration.double(), p.square().sum(1), rtol=1e-5, atol=1e-7)
         close(filtered.passed.to(dtype), filtered.X.square().sum((1, 2)), rtol=1e-4, atol=1e-6)
+
         # Which four of equal singular values are the largest has no answer: tested on its own.
         if (name, kind) != ("low_rank", "orthogonal"):
             assert_near(filtered.X, matrices, FILTERS[name], dtype)
@@ -138,6 +149,7 @@ def test_float32_at_the_size_of_a_head(name, exponent):
     matrix = with_spectrum(np.arange(1, 129.0) ** -exponent, 128, 512)
     X = apply_filter(matrix.float()[None].clone(), FILTERS[name]).X[0]
     error = torch.linalg.matrix_norm(X.double() - oracle(matrix, FILTERS[name]), 2).item()
+
     assert error < (1e-3 if FILTERS[name].name == "pion" else 1e-2)
 
 
@@ -154,11 +166,13 @@ def test_bfloat16_stays_near_the_oracle(name):
 
 def test_the_largest_direction_is_found_beside_a_lone_heavy_row():
     # The heaviest column is a block of its own; the largest direction is spread over 64 rows.
-    ones, signs = torch.ones(64) / 8, torch.tensor([1.0, -1.0]).repeat(32) / 8
+    ones = torch.ones(64) / 8
+    signs = torch.tensor([1.0, -1.0]).repeat(32) / 8
     X = torch.zeros(1, 65, 80)
     X[0, 1:, :64] = torch.outer(ones, ones) + 0.2 * torch.outer(signs, signs)
     X[0, 0, 70] = 0.4
     out = torch.linalg.svdvals(apply_filter(X, high_pass(0.3)).X[0])
+
     assert out[:2].min() > 0.9
     assert out[2] < 0.1, "0.2 of the largest singular value lies below a cutoff of 0.3"
 
@@ -175,11 +189,14 @@ def test_the_largest_singular_value_is_estimated_from_below(kind):
 def test_noise_does_not_pass_and_a_planted_signal_does():
     X = torch.stack([noise(64, 256, seed) for seed in range(8)]).float()
     assert apply_filter(X, high_pass("noise")).passed.max() < 1.0  # of 64 directions
+
     for promote in range(3):
         assert apply_filter(noise(128, 2048).float()[None], pion(promote)).passed.item() < 1e-10
+
     edge = 8 + 16  # sqrt(m) + sqrt(n), where the noise ends
     signal = with_spectrum(np.array([4.0, 3.0, 2.0]) * edge, 64, 256, seed=1)
     filtered = apply_filter((signal + noise(64, 256)).float()[None], high_pass("noise"))
+
     assert filtered.passed.item() == pytest.approx(3, abs=0.2)
     U, _, Vh = torch.linalg.svd(signal.float())
     assert (U[:, :3].T @ filtered.X[0] @ Vh[:3].T).diag().min() > 0.8

@@ -73,6 +73,7 @@ def test_flags_that_stay_on_the_device_mask_the_step(two):
     (sharded, alone), second = two("steps_without_reading_flags")
     assert second[0] == sharded
     assert sharded["skipped"] == sharded["whole/skipped"] == 1
+
     for key in ("whole/concentration", "whole/passed_rank", "whole/dead_blocks"):
         assert sharded[key] == pytest.approx(alone[key], rel=1e-4), key
 
@@ -90,6 +91,7 @@ def test_statistics_are_those_of_one_process(four, layout):
     sharded, alone = ranks[0]
     assert all(stats == sharded for stats, _ in ranks)
     assert sharded.keys() == alone.keys()
+
     for key, value in alone.items():
         group, _, statistic = key.rpartition("/")
         if statistic == "cosine":
@@ -119,6 +121,7 @@ def test_a_checkpoint_continues_on_as_many_and_on_fewer_ranks(four, two, tmp_pat
     for ranks in (four, two):
         weights = ranks("loads_and_continues", str(tmp_path))[0]
         torch.testing.assert_close(weights, straight, rtol=1e-5, atol=1e-6)
+
     torch.testing.assert_close(straight, alone, rtol=1e-5, atol=1e-5)
 
 
@@ -145,10 +148,14 @@ def test_flat_fsdp1_shards_are_rejected(two, use_orig_params):
 
 # One layer of Qwen2.5-0.5B.
 LAYER = [
-    ("rows:14", (896, 896)), ("rows:2", (128, 896)), ("rows:2", (128, 896)),
-    ("cols:14", (896, 896)), ("whole", (4864, 896)), ("whole", (4864, 896)),
+    ("rows:14", (896, 896)),
+    ("rows:2", (128, 896)),
+    ("rows:2", (128, 896)),
+    ("cols:14", (896, 896)),
+    ("whole", (4864, 896)),
+    ("whole", (4864, 896)),
     ("whole", (896, 4864)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 7, 8, 16])
@@ -157,9 +164,11 @@ def test_work_is_balanced(num_ranks):
     members = tuple(Member(shape, (Shard(0),), view, muon()) for view, shape in LAYER * 24)
     places = tuple((rank,) for rank in range(num_ranks))
     plan = make_plan(members, (num_ranks,), places, 0)
+
     load = [0] * num_ranks
     for piece, owner in zip(plan.pieces, plan.owners, strict=True):
         load[owner] += piece.flops
+
     fair = sum(load) / num_ranks
     largest = max(piece.flops for piece in plan.pieces)
     assert max(load) <= max(1.1 * fair, fair + largest)
@@ -181,8 +190,17 @@ def test_experts_and_heads_stay_where_they_are():
 def gpu_mesh(tmp_path):
     # With a current device and device_id, neither the mesh nor NCCL has to guess (and warn).
     torch.cuda.set_device(0)
-    uri, device = (tmp_path / "rendezvous").as_uri(), torch.device("cuda", 0)
-    dist.init_process_group("nccl", init_method=uri, rank=0, world_size=1, device_id=device)
+    uri = (tmp_path / "rendezvous").as_uri()
+    device = torch.device("cuda", 0)
+
+    dist.init_process_group(
+        "nccl",
+        init_method=uri,
+        rank=0,
+        world_size=1,
+        device_id=device,
+    )
+
     yield init_device_mesh("cuda", (1,))
     dist.destroy_process_group()
 
@@ -196,20 +214,27 @@ def test_the_step_on_a_gpu_equals_the_unsharded_one_and_never_waits(gpu_mesh):
     whole = [nn.Parameter(w.clone()) for w in weights]
     parts = [nn.Parameter(distribute_tensor(w, gpu_mesh, [Shard(0)])) for w in weights]
     options = {"lr": 0.01, "dtype": "float32", "fused": False}
-    alone, sharded = Muon(whole, **options), Muon(parts, **options)
+    alone = Muon(whole, **options)
+
+    sharded = Muon(parts, **options)
     for step in range(4):
         for p, q in zip(whole, parts, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = distribute_tensor(p.grad, gpu_mesh, [Shard(0)])
+
         if step == 2:
             whole[0].grad[0, 0] = torch.nan
             parts[0].grad.to_local()[0, 0] = torch.nan
+
         alone.step()
         torch.cuda.synchronize()
+
         # The first step may wait: it makes state, plans and library handles.
         torch.cuda.set_sync_debug_mode("error" if step else "default")
         sharded.step()
         torch.cuda.set_sync_debug_mode("default")
+
         assert sharded.stats()["skipped"] == (step == 2)
+
     for p, q in zip(whole, parts, strict=True):
         torch.testing.assert_close(q.full_tensor(), p, rtol=1e-4, atol=1e-5)

@@ -16,19 +16,28 @@ def step(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int = 0) -> N
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(muon, {"nesterov": False}), (pion, {"cutoff": "noise"}),
-     (muon, {"filter": "low_rank", "rank": 3})],
-)  # fmt: skip
+    [
+        (muon, {"nesterov": False}),
+        (pion, {"cutoff": "noise"}),
+        (muon, {"filter": "low_rank", "rank": 3}),
+    ],
+)
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
 def test_the_spectrum_is_that_of_the_step(make, options, shape):
     model = nn.Sequential(nn.Linear(shape[1], shape[0], bias=False), nn.Linear(shape[0], 4))
-    scale = {"lr": 20**-0.5, "scale": 1.0, "weight_decay": 0.0}  # a direction's step is then 1
+    scale = {
+        "lr": 20**-0.5,
+        "scale": 1.0,
+        "weight_decay": 0.0,
+    }  # a direction's step is then 1
+
     optimizer = make(model, **scale, **options, dtype="float32")
     step(optimizer, model, 1)
     before = model[0].weight.detach().clone()
     step(optimizer, model, 2)
     (block,) = choose_blocks(optimizer, 1)
     found = measure_spectrum(optimizer, block)
+
     assert found is not None
     moved = torch.linalg.svdvals(before - model[0].weight.detach())
     assert found["shape"] == [12, 20]
@@ -42,6 +51,7 @@ def test_a_head_is_a_block_and_a_large_one_is_thinned():
     step(optimizer, model)
     (block,) = choose_blocks(optimizer, 3)
     found = measure_spectrum(optimizer, block)
+
     assert found is not None
     assert found["shape"] == [200, 240]  # one of two heads
     assert len(found["rank"]) == len(found["before"]) == len(found["after"]) == MAX_VALUES
@@ -51,9 +61,11 @@ def test_a_head_is_a_block_and_a_large_one_is_thinned():
 def test_no_spectrum_without_a_spectral_rule_or_a_gradient():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
     assert choose_blocks(adamw(model)) == []
+
     optimizer = muon(model)
     (block,) = choose_blocks(optimizer)
     assert measure_spectrum(optimizer, block) is None
+
     step(optimizer, model)
     block.param.grad = torch.full_like(block.param, float("nan"))
     assert measure_spectrum(optimizer, block) is None
@@ -63,6 +75,7 @@ def test_blocks_are_spread_over_the_model_and_measuring_changes_nothing():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(10)))
     optimizer = muon(model)
     assert [row.name for row in optimizer.table] == [name for name, _ in model.named_parameters()]
+
     step(optimizer, model)
     chosen = choose_blocks(optimizer)
     assert [block.name for block in chosen] == ["0.weight", "2.weight", "5.weight", "8.weight"]
@@ -74,4 +87,5 @@ def test_blocks_are_spread_over_the_model_and_measuring_changes_nothing():
     before = everything()
     for block in chosen:
         measure_spectrum(optimizer, block)
+
     assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))

@@ -27,7 +27,11 @@ class Reference:
     """Momentum and filter by an SVD, in float64 numpy."""
 
     def __init__(self, filter: Filter, lr: float, mu: float, wd: float, nesterov: bool) -> None:
-        self.filter, self.lr, self.mu, self.wd, self.nesterov = filter, lr, mu, wd, nesterov
+        self.filter = filter
+        self.lr = lr
+        self.mu = mu
+        self.wd = wd
+        self.nesterov = nesterov
         self.momenta: dict[int, np.ndarray] = {}
 
     def step(self, key: int, W: np.ndarray, G: np.ndarray, scale: float) -> np.ndarray:
@@ -35,6 +39,7 @@ class Reference:
         self.momenta[key] = M
         look = (1 - self.mu) * G + self.mu * M if self.nesterov else M
         X = oracle(torch.from_numpy(look), self.filter).numpy()
+
         return (1 - self.lr * self.wd) * W - self.lr * scale * X
 
 
@@ -42,6 +47,7 @@ def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:
     generator = torch.Generator().manual_seed(seed)
     p = nn.Parameter(torch.randn(*shape, generator=generator).to(dtype))
     p.grad = torch.randn(*shape, generator=generator).to(dtype)
+
     return p
 
 
@@ -62,14 +68,23 @@ def test_steps_equal_the_float64_reference(cls, options, filter, nesterov, scale
     optimizer = cls(
         params, lr=0.02, momentum=0.9, weight_decay=0.1, scale=scale, nesterov=nesterov, **options
     )
-    reference = Reference(filter, lr=0.02, mu=0.9, wd=0.1, nesterov=nesterov)
+
+    reference = Reference(
+        filter,
+        lr=0.02,
+        mu=0.9,
+        wd=0.1,
+        nesterov=nesterov,
+    )
     for _ in range(4):
         grads = [rng.normal(size=shape) for shape in SHAPES]
         for p, g in zip(params, grads, strict=True):
             p.grad = torch.tensor(g, dtype=dtype)
+
         optimizer.step()
         for k, (w, g) in enumerate(zip(start, grads, strict=True)):
             start[k] = reference.step(k, w, g, SCALES[scale](*SHAPES[k]))
+
     # Float32: rounding of the filter (4e-3 at worst, see test_matrix) times the step.
     atol = 1e-9 if dtype == torch.float64 else 2e-4 * (5 if scale == 5.0 else 1)
     for p, w in zip(params, start, strict=True):
@@ -78,17 +93,41 @@ def test_steps_equal_the_float64_reference(cls, options, filter, nesterov, scale
 
 def test_views_step_as_their_matrices():
     rng = np.random.default_rng(0)
-    W, G = rng.normal(size=(12, 18)), rng.normal(size=(12, 18))
-    views = {"conv": (12, 2, 3, 3), "rows:3": (12, 18), "cols:3": (18, 12), "stack": (3, 4, 18)}
+    W = rng.normal(size=(12, 18))
+    G = rng.normal(size=(12, 18))
+
+    views = {
+        "conv": (12, 2, 3, 3),
+        "rows:3": (12, 18),
+        "cols:3": (18, 12),
+        "stack": (3, 4, 18),
+    }
+
     views["T"] = (18, 12)
     params = {}
     for view, shape in views.items():
         w, g = (x.T.copy() if view in ("cols:3", "T") else x for x in (W, G))
         params[view] = nn.Parameter(torch.tensor(w).reshape(shape))
         params[view].grad = torch.tensor(g).reshape(shape)
-    groups = [{"params": [p], "rule": "muon", "view": view} for view, p in params.items()]
+
+    groups = [
+        {
+            "params": [p],
+            "rule": "muon",
+            "view": view,
+        }
+        for view, p in params.items()
+    ]
+
     Muon(groups, lr=0.1, weight_decay=0.0).step()
-    reference = Reference(muon(), lr=0.1, mu=0.95, wd=0.0, nesterov=True)
+    reference = Reference(
+        muon(),
+        lr=0.1,
+        mu=0.95,
+        wd=0.0,
+        nesterov=True,
+    )
+
     whole = reference.step(9, W, G, 0.2 * 18**0.5)
     heads = np.concatenate(
         [reference.step(h, W[4 * h :][:4], G[4 * h :][:4], 0.2 * 18**0.5) for h in range(3)]
@@ -105,12 +144,23 @@ def test_an_expert_without_tokens_gets_no_step_and_a_bad_one_skips_its_parameter
     params[1].grad[2] = 0
     params[2].grad[1, 0, 0] = float("inf")
     before = [p.detach().clone() for p in params]
-    groups = [{"params": params, "rule": "muon", "view": "stack", "weight_decay": 0.0}]
+
+    groups = [
+        {
+            "params": params,
+            "rule": "muon",
+            "view": "stack",
+            "weight_decay": 0.0,
+        }
+    ]
+
     optimizer = Muon(groups)
     optimizer.step()
     full, idle, bad = (p.detach() - old for p, old in zip(params, before, strict=True))
+
     assert full[2].any()
     assert not idle[2].any()
+
     torch.testing.assert_close(idle[[0, 1, 3]], full[[0, 1, 3]], rtol=0, atol=1e-6)
     assert not bad.any()
     assert optimizer.stats()["skipped"] == 1
@@ -121,13 +171,20 @@ def test_an_expert_without_tokens_gets_no_step_and_a_bad_one_skips_its_parameter
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_momentum_in_bfloat16_drifts_little():
     p = nn.Parameter(torch.zeros(8, 8))
-    optimizer = Muon([p], lr=0.0, dtype="bfloat16", momentum_dtype="bfloat16")
+    optimizer = Muon(
+        [p],
+        lr=0.0,
+        dtype="bfloat16",
+        momentum_dtype="bfloat16",
+    )
+
     exact = torch.zeros(8, 8, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         p.grad = torch.randn(8, 8, generator=generator)
         exact = 0.95 * exact + 0.05 * p.grad.double()
         optimizer.step()
+
     buffer = optimizer.state[p]["momentum_buffer"]
     assert buffer.dtype == torch.bfloat16
     assert (buffer.double() - exact).norm() < 0.02 * exact.norm()
@@ -138,12 +195,15 @@ def test_rounding_seeds_differ_by_step_parameter_and_window_and_not_by_run():
         params = [param(8, 6, dtype=torch.bfloat16, seed=k) for k in range(5)]
         if missing is not None:
             params[missing].grad = None
+
         groups = [{"params": params[:2], "view": "rows:5+3"}, {"params": params[2:]}]
         optimizer = Muon(groups, dtype="float32")
+
         rounding = patch.object(module, "round_stochastically", wraps=round_stochastically)
         with rounding as rounded:
             for _ in range(4):
                 optimizer.step()
+
         return [call.args[2] for call in rounded.call_args_list]
 
     seeds = seeds_of()
@@ -156,8 +216,10 @@ def test_rounding_seeds_differ_by_step_parameter_and_window_and_not_by_run():
 def test_a_group_may_have_parameters_on_two_devices():
     params = [param(5), param(4, 4), *(nn.Parameter(p.to("meta")) for p in (param(5), param(4, 4)))]
     before = [p.detach().clone() for p in params[:2]]
+
     for p in params[2:]:
         p.grad = torch.empty_like(p)
+
     Muon(params).step()
     assert not any(torch.equal(p, b) for p, b in zip(params, before))
 
@@ -169,6 +231,7 @@ def test_batches_beyond_the_memory_limit_are_split(monkeypatch):
         module, "apply_filter", lambda X, f: sizes.append(len(X)) or matrix.apply_filter(X, f)
     )
     Muon([param(6, 10, seed=k) for k in range(5)], dtype="float32").step()
+
     assert sizes == [2, 2, 1]
 
 
@@ -176,7 +239,8 @@ def test_batches_beyond_the_memory_limit_are_split(monkeypatch):
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
 @pytest.mark.parametrize("finite", [None, True, False])
 def test_a_step_is_as_precise_with_and_without_a_mask(lr, wd, finite):
-    W, X = torch.randn(4, 6), torch.randn(4, 6).bfloat16()
+    W = torch.randn(4, 6)
+    X = torch.randn(4, 6).bfloat16()
     group = {"lr": lr, "weight_decay": wd}
     expected = W.double() * (1 - 0.1 * float(wd)) - 0.2 * X.double()
     expected = W.double() if finite is False else expected
@@ -188,6 +252,17 @@ def test_a_step_is_as_precise_with_and_without_a_mask(lr, wd, finite):
 def test_a_step_does_not_read_what_is_on_the_device():
     """Nothing can be read from the meta device."""
     with torch.device("meta"):
-        W, X, flag, wd = torch.ones(4, 6), torch.ones(4, 6), torch.tensor(True), torch.tensor(0.5)
+        W = torch.ones(4, 6)
+        X = torch.ones(4, 6)
+        flag = torch.tensor(True)
+        wd = torch.tensor(0.5)
+
     for decay in (0.0, 0.5, wd):
-        module.step_weights(W, X, 0.1, {"lr": 0.1, "weight_decay": decay}, flag, 0)
+        module.step_weights(
+            W,
+            X,
+            0.1,
+            {"lr": 0.1, "weight_decay": decay},
+            flag,
+            0,
+        )

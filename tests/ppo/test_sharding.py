@@ -81,7 +81,12 @@ for config in (replace(base, num_shards=4), replace(base, num_shards=4, num_seed
 
 def run_on_four_devices(script: str) -> None:
     flags = "--xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+    }
+
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=900, env=environment
     )

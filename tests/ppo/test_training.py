@@ -23,10 +23,21 @@ from mesotron.watch.command import run as watch_run
 from mesotron.watch.readers import read_log
 
 TINY = SnakeConfig(
-    width=3, height=3, num_envs=8, num_steps=8, num_minibatches=2, update_epochs=1,
-    total_timesteps=6 * 64, d_model=8, num_heads=1, mlp_ratio=1, chunk=2, eval_episodes=4,
-    use_muon=True, gif=False,
-)  # fmt: skip
+    width=3,
+    height=3,
+    num_envs=8,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=1,
+    total_timesteps=6 * 64,
+    d_model=8,
+    num_heads=1,
+    mlp_ratio=1,
+    chunk=2,
+    eval_episodes=4,
+    use_muon=True,
+    gif=False,
+)
 GAMES = Games(*(np.full((1, 4), value) for value in (5, 20, False, False)))
 
 
@@ -36,16 +47,30 @@ def folder(tmp_path):
 
 
 def test_chunks_end_at_every_due_update():
-    config = replace(TINY, chunk=10, eval_freq=4, save_freq=6, total_timesteps=64 * 15)
-    done, stops = 0, []
+    config = replace(
+        TINY,
+        chunk=10,
+        eval_freq=4,
+        save_freq=6,
+        total_timesteps=64 * 15,
+    )
+
+    done = 0
+    stops = []
     while done < config.num_updates:
         done += training.next_chunk(config, done)
         stops.append(done)
+
     assert stops == [4, 6, 8, 12, 15]
 
 
 def row(step: int, fruit: float) -> dict[str, float]:
-    return {"step": step, "episode/fruit": fruit, "policy/entropy": 0.5, "time/step": 0.1}
+    return {
+        "step": step,
+        "episode/fruit": fruit,
+        "policy/entropy": 0.5,
+        "time/step": 0.1,
+    }
 
 
 def collapse() -> list[dict[str, float]]:
@@ -59,7 +84,9 @@ def open_session(folder, **changes):
     view = LiveView(config.num_updates, {})
     program = Program(start=lambda runs: None, advance=lambda *_: None)
     evaluate = lambda params, seed: {"greedy": GAMES, "sampled": GAMES}  # noqa: E731
-    guard, mirrors = training.Guard(config, folder, view.say), training.Mirrors(config, folder.path)
+    guard = training.Guard(config, folder, view.say)
+    mirrors = training.Mirrors(config, folder.path)
+
     return training.Session(
         config, folder, read_runs(config), program, evaluate, view, mirrors, guard
     )
@@ -71,9 +98,11 @@ def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
     watch = training.Guard(replace(TINY, guard=guard, num_seeds=seeds), folder, messages.append)
     for each in collapse():
         watch.update(each)
+
     events = folder.rows("events")
     assert (events[-1]["detector"], events[-1]["severity"]) == ("reward_collapse", "stop")
     assert len(messages) == (0 if guard == "off" else len(events))
+
     # Runs side by side are never stopped.
     assert (watch.stopped_by is not None) == (guard == "stop" and seeds == 1)
     assert watch.monitor.diagnosis().condition not in ("healthy", None)
@@ -84,25 +113,32 @@ def test_guard_reports_a_mismatch_once(folder):
     watch = training.Guard(replace(TINY, guard="off"), folder, messages.append)
     for step, mismatch in enumerate([2e-4, 0.03, 0.04]):
         watch.update(row(step + 1, 5.0) | {"policy/mismatch": mismatch})
+
     (message,) = messages
     assert "policy/mismatch" in message
 
 
 def test_resumed_guard_judges_all_rows_and_repeats_no_event(folder, capsys):
-    rows, messages = collapse(), []
+    rows = collapse()
+    messages = []
+
     whole = training.Guard(TINY, folder, lambda message: None)
     for each in rows[:27]:
         folder.append("metrics", each)
         whole.update(each)
+
     before = folder.rows("events")
     resumed = training.Guard(replace(TINY, guard="stop"), folder, messages.append)
     resumed.replay()
+
     assert not messages
     assert folder.rows("events") == before
+
     for each in rows[27:]:
         folder.append("metrics", each)
         resumed.update(each)
         whole.update(each)
+
     assert resumed.stopped_by == whole.monitor.events[-1]
     assert watch_run(WatchConfig(path=folder.path, check=True)) == 1
     assert "reward collapse" in capsys.readouterr().out
@@ -113,10 +149,20 @@ def test_metrics_equal_the_documented_ones(folder):
     _, metrics = jax.eval_shape(make_train(config), jax.random.PRNGKey(0))
     names = {*metrics, "policy/kl_pretrained"}  # which needs weights
     ones = {name: np.ones((1, 1), np.float32) for name in names}
-    training.write_chunk(open_session(folder), ones, 0, 1, 0.0, 1.0)
+
+    training.write_chunk(
+        open_session(folder),
+        ones,
+        0,
+        1,
+        0.0,
+        1.0,
+    )
+
     (written,) = folder.rows("metrics")
     rows = table(DOCS / "api" / "metrics.md", "PPO metric")
     documented = [cells[0] for cells in rows]
+
     assert len(set(documented)) == len(documented)
     assert set(written) - {"step"} == set(documented)
     assert all(len(cells) == 4 and all(cells) for cells in rows)
@@ -128,6 +174,7 @@ def test_tensorboard_mirrors_the_run_folder(folder):
     with session.mirrors:
         training.write_chunk(session, metrics, 0, 3, 0.0, 1.5)
         training.write_evaluation(session, {"greedy": GAMES, "sampled": GAMES}, 3)
+
     mirrored = read_log(folder.path / "tensorboard").rows
     assert [r["episode/fruit"] for r in mirrored] == [1.0, 2.5, 4.0]
     assert [r["time/env_steps"] for r in mirrored] == [64, 128, 192]
@@ -138,17 +185,29 @@ def test_result_is_the_final_policy_and_not_a_mean_over_training(folder, monkeyp
     session = open_session(folder)
     for step, fruit in enumerate([0.0, 1.0, 8.0]):
         session.guard.update(row(step + 1, fruit))
-        times = {"time/env_steps": 32.0, "time/seconds": 1.0, "time/steps_per_second": 9.0}
+        times = {
+            "time/env_steps": 32.0,
+            "time/seconds": 1.0,
+            "time/steps_per_second": 9.0,
+        }
         folder.append("metrics", row(step + 1, fruit) | times)
-    baselines = {"maximum": 8.0, "random_masked": 3.0, "random_unmasked": 0.1}
+
+    baselines = {
+        "maximum": 8.0,
+        "random_masked": 3.0,
+        "random_unmasked": 0.1,
+    }
+
     monkeypatch.setattr(training.evaluate, "measure_baselines", lambda config: baselines)
     states = SimpleNamespace(params=None)  # not used without a GIF
     text = training.finish(session, states, training.final_evaluation(session, states))
     result = json.loads((folder.path / "result.json").read_text())
+
     assert result["greedy_fruit"] == 5.0
     assert result["greedy_games"] == [[5, 5, 5, 5]]
     assert result["condition"] == "unknown"  # three rows are too few for a verdict
     assert "5.00" in text
+
     (last,) = folder.rows("samples")
     assert (last["step"], last["greedy_fruit"]) == (TINY.num_updates, 5.0)
 
@@ -158,8 +217,10 @@ def compilation_cache(tmp_path_factory):
     """Runs of one config compile once."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = [getattr(jax.config, name) for name in names]
+
     for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0)):
         jax.config.update(name, value)
+
     yield
     for name, value in zip(names, before):
         jax.config.update(name, value)
@@ -192,9 +253,12 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
         assert training.run(config) == 0
         assert f"stopped at update {done} of 6" in capsys.readouterr().out
         assert (tmp_path / "stopped" / "checkpoints" / f"checkpoint-{done}").is_dir()
+
         config = settings_to_resume(SnakeConfig, tmp_path / "stopped")
+
     monkeypatch.undo()
     assert training.run(config) == 0
+
     resumed = RunFolder(tmp_path / "stopped")
     assert_same_metrics(whole, resumed)
     assert whole.result["greedy_games"] == resumed.result["greedy_games"]
@@ -202,12 +266,21 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_guard_stops_a_broken_run(tmp_path, capsys):
-    wild = replace(TINY, save_dir=tmp_path, run_name="wild", chunk=1, guard="stop")
+    wild = replace(
+        TINY,
+        save_dir=tmp_path,
+        run_name="wild",
+        chunk=1,
+        guard="stop",
+    )
+
     wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38)
     assert training.run(wild) == 0
+
     folder = RunFolder(tmp_path / "wild")
     events = folder.rows("events")
     assert (events[-1]["detector"], events[-1]["severity"]) == ("nonfinite", "stop")
+
     last = folder.rows("metrics")[-1]["step"]
     assert last < wild.num_updates
     assert "nonfinite" in capsys.readouterr().out
@@ -217,18 +290,29 @@ def test_guard_stops_a_broken_run(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
-    config = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6, num_seeds=2)
+    config = replace(
+        TINY,
+        save_dir=tmp_path,
+        run_name="whole",
+        eval_freq=6,
+        num_seeds=2,
+    )
+
     training.run(config)
     training.run(replace(config, run_name="cut", save_freq=4))
     folder = tmp_path / "cut"
     saved = sorted(p.name for p in (folder / "checkpoints").iterdir())
+
     assert saved == ["checkpoint-4", "checkpoint-6"]
     (folder / "checkpoints" / "checkpoint-6" / "manifest.json").unlink()
     training.run(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
-    a, b = RunFolder(tmp_path / "whole"), RunFolder(folder)
+    a = RunFolder(tmp_path / "whole")
+    b = RunFolder(folder)
     assert_same_metrics(a, b)
+
     for key in ("greedy_fruit_each", "sampled_fruit_each", "greedy_won"):
         assert a.result[key] == b.result[key]
+
     last = a.rows("samples")[-1]
     assert last["step"] == 6
     assert a.result["greedy_fruit"] == pytest.approx(last["greedy_fruit"])
@@ -242,6 +326,7 @@ def test_new_run_from_pretrained_weights(whole, tmp_path):
     second = replace(TINY, save_dir=tmp_path, run_name="second")
     training.run(replace(second, pretrained_model=whole.path, kl_coef=1.0))
     rows = RunFolder(tmp_path / "second").rows("metrics")
+
     assert rows[0]["policy/kl_pretrained"] < 0.01
     assert "policy/kl_pretrained" not in whole.rows("metrics")[0]
 
@@ -250,7 +335,15 @@ def test_new_run_from_pretrained_weights(whole, tmp_path):
 @pytest.mark.parametrize("optim", ["adam", "muon", "pion"])
 def test_learns_four_by_four(optim, tmp_path):
     """Masked random play gets 7.33 fruit of 15; two CPU minutes bring a policy far beyond it."""
-    training.run(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
+    training.run(
+        SnakeConfig(
+            optim=optim,
+            save_dir=tmp_path,
+            run_name=optim,
+            gif=False,
+        )
+    )
+
     result = RunFolder(tmp_path / optim).result
     assert 7.0 < result["baselines"]["random_masked"] < 7.7
     assert result["sampled_fruit"] > 11.0, result

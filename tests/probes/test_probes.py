@@ -20,12 +20,17 @@ def test_group_signal():
     rewards = [[1.1, 1.1, 1.1], [0.1, 0.1, 0.1], [1.1, 0.1, 0.0], [1.1, 1.0, 1.1]]
     right = [[True] * 3, [False] * 3, [True, False, False], [True] * 3]
     found = probes.group_signal(rewards, right=right)
+
     # The last group is all correct and still has a signal: one completion lost the format reward.
     assert found == {
-        "groups/zero_signal": 0.5, "groups/all_right": 0.5, "groups/all_wrong": 0.25,
-        "groups/mixed": 0.25, "groups/unscored": 0.0,
+        "groups/zero_signal": 0.5,
+        "groups/all_right": 0.5,
+        "groups/all_wrong": 0.25,
+        "groups/mixed": 0.25,
+        "groups/unscored": 0.0,
         "groups/spread": pytest.approx(np.std(rewards, axis=1).mean()),
-    }  # fmt: skip
+    }
+
     tensor = torch.rand(5, 4).bfloat16()
     assert probes.group_signal(tensor) == probes.group_signal(tensor.tolist())
 
@@ -66,11 +71,14 @@ def test_what_cannot_be_measured_is_refused_by_name(call, name):
 def test_answer_diversity():
     constant = probes.answer_diversity([["0"] * 4] * 6)
     assert constant == {"answers/distinct_in_group": 1.0, "answers/top_share": 1.0}
+
     healthy = probes.answer_diversity([[str(k), str(k), "x" + str(k)] for k in range(6)])
     assert healthy["answers/distinct_in_group"] == 2.0
     assert healthy["answers/top_share"] == pytest.approx(2 / 3 / 6)
+
     one_vote_each = probes.answer_diversity([["1"] * 100, ["2"], ["2"]])
     assert one_vote_each["answers/top_share"] == pytest.approx(2 / 3)
+
     for nothing in ([], [[]], [[None, None]]):
         assert set(probes.answer_diversity(nothing).values()) == {0.0}
 
@@ -87,6 +95,7 @@ def test_repetition_against_sets_of_tuples(n, vocabulary):
     for ids in (batch, [[1, 2, 3, 4, 5]] * 8, [[7] * 100], [[], [1]], [[]]):
         found = probes.repetition(ids, n)["completions/repetition"]
         assert found == pytest.approx(sum(map(plain, ids)) / len(ids), abs=1e-12)
+
     assert probes.repetition([]) == {"completions/repetition": 0}
 
 
@@ -100,8 +109,10 @@ def test_lengths():
 
 
 def test_values_outside_the_mask_do_not_count():
-    values, mask = torch.randn(6, 9).abs(), (torch.rand(6, 9) < 0.6).int()
+    values = torch.randn(6, 9).abs()
+    mask = (torch.rand(6, 9) < 0.6).int()
     mask[:, 0] = 1
+
     hostile = torch.where(mask == 1, values, torch.tensor([math.nan, math.inf, -math.inf] * 3))
     for probe in (
         probes.entropy_quartiles,
@@ -115,10 +126,13 @@ def test_values_outside_the_mask_do_not_count():
 
 
 def test_entropy_quartiles_against_numpy():
-    values, mask = torch.rand(12, 7), torch.rand(12, 7) < 0.7
-    mask[:, 0], mask[11] = True, False
+    values = torch.rand(12, 7)
+    mask = torch.rand(12, 7) < 0.7
+    mask[:, 0] = True
+    mask[11] = False
     found = probes.entropy_quartiles(values, mask)
     tokens = values[mask].numpy()
+
     rows = [values[k][mask[k]].mean().item() for k in range(11)]  # without the empty completion
     for k in (1, 2, 3):
         assert found[f"entropy/token_q{k}"] == pytest.approx(np.quantile(tokens, k / 4), abs=1e-6)
@@ -128,19 +142,35 @@ def test_entropy_quartiles_against_numpy():
 
 def test_clipping_on_the_side_of_the_advantage():
     ratio = torch.tensor([[0.3, -0.3, 0.0], [0.3, -0.3, 0.0]])
-    found = probes.clip_fractions(ratio, torch.ones(2, 3), torch.tensor([1.0, -1.0]), -0.2, 0.2)
+    found = probes.clip_fractions(
+        ratio,
+        torch.ones(2, 3),
+        torch.tensor([1.0, -1.0]),
+        -0.2,
+        0.2,
+    )
+
     assert list(found.values()) == pytest.approx([1 / 6, 1 / 6])
     per_token = torch.tensor([[1.0, -1.0, 1.0], [0.0, 0.0, 0.0]])
-    found = probes.clip_fractions(ratio, torch.ones(2, 3), per_token, -0.2, 0.2)
+    found = probes.clip_fractions(
+        ratio,
+        torch.ones(2, 3),
+        per_token,
+        -0.2,
+        0.2,
+    )
+
     assert found["ratio/clipped_low"] == pytest.approx(1 / 6)
 
 
 def test_the_kl_estimate_is_unbiased():
-    p, q = torch.tensor([0.7, 0.2, 0.1]).double(), torch.tensor([0.3, 0.3, 0.4]).double()
+    p = torch.tensor([0.7, 0.2, 0.1]).double()
+    q = torch.tensor([0.3, 0.3, 0.4]).double()
     exact = (p * (p / q).log()).sum().item()
     generator = torch.Generator().manual_seed(0)
     drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)[None]
     found = probes.kl_to_start(p.log()[drawn], q.log()[drawn], torch.ones_like(drawn))
+
     assert found["kl/start"] == pytest.approx(exact, rel=0.02)
 
 
@@ -150,9 +180,11 @@ def test_effective_rank_of_known_spectra():
     X = left @ torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]).double()) @ right.T
     found = probes.effective_rank(X)
     expected = math.exp(-sum(x * math.log(x) for x in (0.5, 0.25, 0.125, 0.125)))
+
     assert found["gradient/effective_rank"] == pytest.approx(expected)
     assert found["gradient/stable_rank"] == pytest.approx(22 / 16)
     assert probes.effective_rank(X * 1e-30) == pytest.approx(found)
+
     half = {key: value / 2 for key, value in found.items()}
     assert probes.effective_rank(torch.stack([X, torch.zeros_like(X)])) == pytest.approx(half)
     assert set(probes.effective_rank(torch.zeros(3, 4)).values()) == {0.0}
@@ -160,11 +192,14 @@ def test_effective_rank_of_known_spectra():
 
 def test_the_snr_estimate_is_unbiased():
     generator = torch.Generator().manual_seed(0)
-    mean, D, K = 0.1, 50, 4
+    mean = 0.1
+    D = 50
+    K = 4
     draws = mean + torch.randn(2000, K, D, generator=generator)
     found = [probes.gradient_snr(list(parts)) for parts in draws]
     signal = np.mean([f["gradient/signal"] for f in found])
     noise = np.mean([f["gradient/noise"] for f in found])
+
     assert signal == pytest.approx(D * mean**2, abs=0.15)  # ||mean g||^2 would be 13
     assert noise == pytest.approx(D, rel=0.02)
 
@@ -173,6 +208,7 @@ def test_snr_of_lists_and_limits():
     parts = torch.randn(5, 12)
     lists = [[part[:4].reshape(2, 2), part[4:]] for part in parts]
     assert probes.gradient_snr(lists) == pytest.approx(probes.gradient_snr(list(parts)))
+
     found = probes.gradient_snr([torch.ones(3)] * 4)
     assert found["gradient/noise"] == pytest.approx(0, abs=1e-12)
     assert finite(found)
@@ -184,26 +220,39 @@ def test_head_heterogeneity():
     weight = torch.cat([torch.full((2, 3), 1.0), torch.full((2, 3), 2.0)])
     found = probes.head_heterogeneity(weight, 2)
     assert found["heads/norm_variance"] == pytest.approx(np.var([6**0.5, 2 * 6**0.5]))
+
     for scale in (1, 8):
         found = probes.head_heterogeneity(weight * scale, 2)
         assert found["heads/norm_variation"] == pytest.approx(1 / 3)
 
 
 def test_the_docs_list_every_probe():
-    x, mask, ids = torch.rand(3, 5), torch.ones(3, 5), [[1, 2, 3], [4, 5, 6]]
+    x = torch.rand(3, 5)
+    mask = torch.ones(3, 5)
+    ids = [[1, 2, 3], [4, 5, 6]]
     found = probes.group_signal([[0.0, 1.0]], right=[[True, False]])
     found |= probes.answer_diversity([["1"]]) | probes.repetition(ids)
     found |= probes.entropy_quartiles(x, mask) | probes.log_ratio_extremes(x, mask)
-    found |= probes.clip_fractions(x, mask, torch.ones(3), -0.1, 0.1)
+
+    found |= probes.clip_fractions(
+        x,
+        mask,
+        torch.ones(3),
+        -0.1,
+        0.1,
+    )
+
     found |= probes.kl_to_start(x, x, mask) | probes.effective_rank(x)
     found |= probes.gradient_snr(list(x)) | probes.head_heterogeneity(x, 3)
     page = (Path(__file__).parents[2] / "docs" / "api" / "metrics.md").read_text()
     table = page.split("## Probes")[1].split("\n## ")[0]
+
     documented = set()
     for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", cell)
         base = names[0].removesuffix("_q1")
         documented |= {base + name if name.startswith("_q") else name for name in names}
+
     assert documented == set(found)
 
 
@@ -216,12 +265,15 @@ def test_forgetting_is_the_mean_nll_of_the_blocks(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("Ann has 7 apples. Ben has 12 cups. " * 40)
     blocks = text_blocks(tokenizer, read_text(file), length=16)
+
     assert blocks.shape[1] == 16
     with torch.no_grad():
         logp = model(input_ids=blocks).logits[:, :-1].log_softmax(-1)
+
     expected = -logp.gather(2, blocks[:, 1:, None]).double().mean().item()
     assert text_nll(model, blocks) == pytest.approx(expected, rel=1e-5)
     assert len(read_text().split()) > 900
+
     (tmp_path / "empty.txt").write_text(" ")
     with pytest.raises(ValueError, match="empty"):
         read_text(tmp_path / "empty.txt")

@@ -14,7 +14,8 @@ from mesotron.report import read_runs, render_runs
 from mesotron.report.tournament import render_tournament
 from support.report_worlds import ATTACK, make_event, make_run, make_sample, make_tournament
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs"
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 pytestmark = pytest.mark.skipif(
@@ -30,16 +31,31 @@ class Browser:
 
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM or ""
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     "--hide-scrollbars", "--force-color-profile=srgb"):  # fmt: skip
+
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--force-color-profile=srgb",
+        ):
             options.add_argument(flag)
+
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.web = webdriver.Chrome(options=options, service=Service(DRIVER))
 
     def open(self, page: Path, width: int = 1200, dark: bool = False, height: int = 900) -> None:
-        self.web.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
-        })  # fmt: skip
+        self.web.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {
+                "width": width,
+                "height": height,
+                "deviceScaleFactor": 1,
+                "mobile": width < 600,
+            },
+        )
+
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.web.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
@@ -57,6 +73,7 @@ class Browser:
             if found := self.run(f"return {condition}"):
                 return found
             self.web.execute_async_script("setTimeout(arguments[0], 50)")
+
         raise AssertionError(condition)
 
     def keys(self, *pressed: str) -> None:
@@ -84,7 +101,11 @@ def browser() -> Iterator[Browser]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A page by name; `arith` and `vote` are real runs."""
     root = tmp_path_factory.mktemp("pages")
-    runs = {"both": ("arith", "vote"), "live": ("arith",), "attacked": ("attacked", "arith")}
+    runs = {
+        "both": ("arith", "vote"),
+        "live": ("arith",),
+        "attacked": ("attacked", "arith"),
+    }
 
     @cache
     def write(name: str) -> Path:
@@ -94,11 +115,27 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         else:
             paths = [GOLDEN / run for run in runs.get(name, (name,))]
             if name == "attacked":
-                rows = [{"step": k, "reward": 0.1 * k, ATTACK: 1.0} for k in range(1, 9)]
-                samples, events = [make_sample(1, ATTACK)], [make_event(5, "warn", ATTACK)]
-                changed = {"rows": rows, "samples": samples, "events": events}
+                rows = [
+                    {
+                        "step": k,
+                        "reward": 0.1 * k,
+                        ATTACK: 1.0,
+                    }
+                    for k in range(1, 9)
+                ]
+
+                samples = [make_sample(1, ATTACK)]
+                events = [make_event(5, "warn", ATTACK)]
+                changed = {
+                    "rows": rows,
+                    "samples": samples,
+                    "events": events,
+                }
+
                 paths[0] = make_run(root / name, **changed).path
+
             text = render_runs(read_runs(paths), live=2 if name == "live" else None)
+
         (root / f"{name}.html").write_text(text, encoding="utf-8")
         return root / f"{name}.html"
 
@@ -115,6 +152,7 @@ def test_every_chart_is_drawn_without_errors_or_requests(browser, page, name):
         "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.trace').length)"
     )
     browser.wait(f"{lines}.every(Boolean)")
+
     assert browser.run(f"return {lines}.length") > 2
     assert browser.errors() == []
     assert browser.requests() == [page(name).as_uri()]
@@ -127,6 +165,7 @@ def test_nothing_is_wider_than_the_screen(browser, page, width):
         browser.open(page(name), width, height=3000)
         browser.wait("document.querySelector('.plot .main-svg')?.clientWidth > 250")
         browser.run(OPEN_ALL)
+
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
@@ -134,14 +173,19 @@ def test_model_output_is_shown_and_never_run(browser, page):
     browser.requests()
     browser.open(page("attacked"), height=30_000)
     browser.run(OPEN_ALL)
-    browser.run("document.querySelectorAll('main *').forEach((each) => {"
-                "each.dispatchEvent(new Event('mouseover')); each.dispatchEvent(new Event('load'));"
-                "})")  # fmt: skip
+
+    browser.run(
+        "document.querySelectorAll('main *').forEach((each) => {"
+        "each.dispatchEvent(new Event('mouseover')); each.dispatchEvent(new Event('load'));"
+        "})"
+    )
+
     # Plotly renders some tags in names and labels: none may come from the data.
     browser.wait("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('.trace'))")
     assert browser.run("return window.hacked") is None
     assert browser.run("return document.querySelectorAll('img, iframe, object').length") == 0
     assert browser.run("return document.querySelectorAll('.plot a').length") == 0
+
     shown = browser.run("return document.getElementById('completions').innerText")
     assert "</script><script>window.hacked=1</script>" in shown
     assert "⟨U+202E⟩esrever" in shown
@@ -157,6 +201,7 @@ def test_markup_that_slipped_through_could_not_run(browser, page, tmp_path):
     broken = tmp_path / "broken.html"
     broken.write_text(page("arith").read_text().replace("<footer>", f"{slipped}<footer>"))
     browser.open(broken)
+
     assert browser.run("return window.hacked") is None
     errors = browser.errors()
     assert any("script-src" in message for message in errors)
@@ -169,10 +214,12 @@ def test_the_keyboard_reads_a_chart(browser, page):
     browser.open(page("arith"))
     browser.wait("document.querySelector('.plot .main-svg')")
     browser.run("document.querySelector('.plot').focus()")
+
     said = "document.getElementById('said').textContent"
     for key, text in ((Keys.HOME, "steps 1:"), (Keys.ARROW_RIGHT, "steps 2:"), (Keys.END, "40:")):
         browser.keys(key)
         browser.wait(f"{said}.includes('{text}')")
+
     assert browser.run(f"return {said}").startswith("Reward, ")
     browser.wait("document.querySelector('.plot .hoverlayer text')")
 
@@ -184,12 +231,19 @@ def test_runs_axis_zoom_and_theme(browser, page):
     browser.run("document.querySelector('[data-run=\"1\"]').click()")
     browser.wait(f"{traces} === 2")
     pressed = "return document.querySelector('[data-run=\"1\"]').getAttribute('aria-pressed')"
+
     assert browser.run(pressed) == "false"
-    browser.run("const axis = document.getElementById('axis'); axis.value = 'minutes';"
-                "axis.dispatchEvent(new Event('change'))")  # fmt: skip
+    browser.run(
+        "const axis = document.getElementById('axis'); axis.value = 'minutes';"
+        "axis.dispatchEvent(new Event('change'))"
+    )
+
     browser.wait("document.querySelector('.plot').layout.xaxis.title.text === 'minutes'")
-    browser.run("Plotly.relayout(document.querySelector('.plot'), "
-                "{'xaxis.range[0]': 1, 'xaxis.range[1]': 2})")  # fmt: skip
+    browser.run(
+        "Plotly.relayout(document.querySelector('.plot'), "
+        "{'xaxis.range[0]': 1, 'xaxis.range[1]': 2})"
+    )
+
     second = "document.querySelectorAll('.plot')[1].layout.xaxis.range"
     browser.wait(f"String({second}) === '1,2'")  # all charts zoom together
     browser.run("document.getElementById('reset').click()")
@@ -197,12 +251,15 @@ def test_runs_axis_zoom_and_theme(browser, page):
     color = "return getComputedStyle(document.body).backgroundColor"
     light = browser.run(color)
     switch = "document.getElementById('theme').click();"
+
     assert browser.run(switch + color) == light
     dark = browser.run(switch + color)
     assert dark != light
+
     system = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     browser.web.execute_cdp_cmd("Emulation.setEmulatedMedia", system)
     assert browser.run(switch + color) == dark  # automatic again
+
     # WCAG: 4.5 to 1 for text, 3 to 1 for lines.
     for theme in ("light", "dark"):
         words, lines = browser.run(
@@ -226,6 +283,7 @@ def test_runs_axis_zoom_and_theme(browser, page):
                 [0, 1, 2, 3, 4, 5, 6].map((k) => contrast(`c${k}`, 'card'))];
     """
         )
+
         assert min(words) >= 4.5, words
         assert min(lines) >= 2.9, lines
 
@@ -233,10 +291,16 @@ def test_runs_axis_zoom_and_theme(browser, page):
 @pytest.mark.slow
 def test_a_live_page_keeps_its_place(browser, page):
     browser.open(page("live"))
-    browser.run("window.scrollTo(0, 900); window.before = true;"
-                "document.querySelectorAll('details')[0].open = true")  # fmt: skip
-    look = ("window.before === undefined && document.querySelector('.plot .main-svg') && "
-            "[window.scrollY, document.querySelectorAll('details')[0].open]")  # fmt: skip
+    browser.run(
+        "window.scrollTo(0, 900); window.before = true;"
+        "document.querySelectorAll('details')[0].open = true"
+    )
+
+    look = (
+        "window.before === undefined && document.querySelector('.plot .main-svg') && "
+        "[window.scrollY, document.querySelectorAll('details')[0].open]"
+    )
+
     assert browser.wait(look) == [900, True]
     assert browser.errors() == []
 
@@ -254,5 +318,6 @@ def test_screenshots(browser, page, name, shown, width, height, dark, part):
     browser.open(page(shown), width, dark, height)
     if part:
         browser.run(f"document.getElementById('{part}').scrollIntoView()")
+
     browser.web.execute_async_script("setTimeout(arguments[0], 1500)")
     browser.web.save_screenshot(str(ASSETS / f"{name}.png"))

@@ -25,9 +25,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
             path / "checkpoints", max_steps=2, report_to=["tensorboard"], parts={"optim": "muon"}
         )
         assert TensorBoardCallback in {type(each) for each in trainer.callback_handler.callbacks}
+
         trainer.add_callback(RunLog(folder, LiveView(2, {}), trainer))
         trainer.add_callback(OptimizerLog(folder))
         trainer.train()
+
     return folder
 
 
@@ -35,12 +37,15 @@ def test_tensorboard_has_every_name_and_number_of_the_run_folder(run):
     board: dict[int, dict[str, float]] = {}
     for row in read_log(run.path / "board").rows:
         board.setdefault(int(row["step"]), {}).update(row)
+
     rows = run.rows("metrics")
     assert len(rows) == 2
+
     for row in rows:
         for name, value in row.items():
             if name != "step":
                 assert board[row["step"]][f"train/{name}"] == pytest.approx(value, rel=1e-6), name
+
     assert {"groups/zero_signal", "optim/muon/update_rms", "time/step"} <= set(rows[0])
 
 
@@ -52,11 +57,14 @@ def test_a_run_keeps_its_routing_and_spectra(run, tmp_path):
         assert row["before"] == sorted(row["before"], reverse=True)
         assert 0.6 < row["after"][0] < 1.3  # Muon brings the first direction to about 1
         copy.append("spectra", row)
+
     assert {row["step"] for row in copy.rows("spectra")} == {1, 2}
     copy.cut_after(1)  # a resumed run writes the rest again
     assert {row["step"] for row in copy.rows("spectra")} == {1}
+
     read = read_run(run.path)
     assert "Update rule of each parameter" in render_runs([read])
+
     for chart in make_spectra(read):
         assert chart.x_name == "rank"
         shown = [(line.name.split()[0], line.name.split()[-1]) for line in chart.lines]

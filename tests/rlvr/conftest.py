@@ -17,6 +17,7 @@ def verifier():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "secret")
         shared = Verifier(timeout=5, num_workers=1)
+
     with shared:
         yield shared
 
@@ -41,4 +42,5 @@ def folder(tmp_path_factory, tokenizer) -> Path:
     place = tmp_path_factory.mktemp("model")
     build_network(tokenizer).save_pretrained(place)
     tokenizer.save_pretrained(place)
+
     return place

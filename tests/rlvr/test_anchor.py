@@ -30,18 +30,24 @@ def copy_of(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("momentum", "moved"), [(0.9, 0.29), (0.0, 2.0), (1.0, 0.0)])
 def test_the_average_and_its_distance_by_hand(momentum, moved):
     model = make_model()
-    start, anchor = copy_of(model), Anchor().start(model)
+    start = copy_of(model)
+
+    anchor = Anchor().start(model)
     for _ in range(2):
         move(model, 1.0)
         anchor.update(model, momentum)
+
     means = list(anchor.weights.values())
     for mean, old in zip(means, start, strict=True):
         torch.testing.assert_close(mean, old + moved)
+
     if momentum in (0, 1):  # exact at the ends
         assert all(map(torch.equal, means, copy_of(model) if momentum == 0 else start))
+
     now = torch.cat([p.flatten() for p in copy_of(model)])
     distance = (now - torch.cat([w.flatten() for w in means])).norm() / now.norm()
     away, size = anchor.moved.tolist()
+
     assert (away / size) ** 0.5 == pytest.approx(distance.item(), rel=1e-5)
 
 
@@ -49,11 +55,14 @@ def test_a_bfloat16_model_has_a_float32_average_that_moves():
     model = make_model(torch.bfloat16)
     for p in model.parameters():
         nn.init.ones_(p)
+
     anchor = Anchor().start(model)
     first = {name: mean.clone() for name, mean in anchor.weights.items()}
     move(model, 2**-6)
+
     for _ in range(3):
         anchor.update(model, 0.99)
+
     for name, mean in anchor.weights.items():
         assert mean.dtype == torch.float32
         assert not torch.equal(mean, first[name])
@@ -63,7 +72,8 @@ def test_a_bfloat16_model_has_a_float32_average_that_moves():
 def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
     model = make_model()
     anchor = Anchor().start(model)
-    start, addresses = copy_of(model), [p.data_ptr() for p in model.parameters()]
+    start = copy_of(model)
+    addresses = [p.data_ptr() for p in model.parameters()]
     move(model, 1.0)
     trained = copy_of(model)
 
@@ -74,15 +84,18 @@ def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
 
     with pytest.raises(RuntimeError):
         fail()
+
     assert all(map(torch.equal, copy_of(model), trained))
     assert addresses == [p.data_ptr() for p in model.parameters()]
 
 
 def test_another_models_checkpoint_is_refused():
-    model, anchor = make_model(), Anchor()
+    model = make_model()
+    anchor = Anchor()
     state = Anchor().start(model).state_dict()
     state["tensors"] |= {"0.weight": torch.zeros(9, 9)}
     anchor.load_state_dict(state)
+
     # Resumed inside a rollout, an anchor that follows every optimizer step is updated first.
     with pytest.raises(ValueError, match="does not fit"):
         anchor.update(model, 0.9)
@@ -98,11 +111,14 @@ def test_the_cosine_ends_where_the_anchor_hardly_moves():
 
 
 def test_a_mean_of_the_last_models_starts_as_a_plain_mean():
-    model, mean = make_model(), Anchor()
+    model = make_model()
+    mean = Anchor()
+
     start = copy_of(model)
     for moved in (1.0, 1.5, 2.0, 2.5, 3.125):  # the last is 0.75 * 2.5 + 0.25 * 5
         move(model, 1.0)
         mean.add(model, decay=0.75)
+
         for weight, old in zip(mean.weights.values(), start, strict=True):
             torch.testing.assert_close(weight, old + moved)
 
@@ -129,7 +145,13 @@ def train(folder, name="mgrpo", cls=GRPOTrainer, **options):
 def test_without_anchor_and_filter_it_is_a_plain_vote_to_the_bit(tmp_path):
     two = {"max_steps": 2}
     vote = train(tmp_path, "vote", settings=two)
-    mgrpo = train(tmp_path, momentum_generations=0, entropy_filter="off", settings=two)
+    mgrpo = train(
+        tmp_path,
+        momentum_generations=0,
+        entropy_filter="off",
+        settings=two,
+    )
+
     assert tiny.same(tiny.weights(vote), tiny.weights(mgrpo))
     assert not tiny.same(tiny.weights(vote), tiny.initial_weights())
 
@@ -143,11 +165,13 @@ def test_gold_answers_and_rewards_do_not_train(tmp_path):
 
     changes = {"train_dataset": wrong, "reward_funcs": one}
     nothing = {"train_dataset": without, "reward_funcs": None}
+
     plain, misled, bare = (
         train(tmp_path, parts=parts, settings={"max_steps": 1}) for parts in ({}, changes, nothing)
     )
     for other in (misled, bare):
         assert tiny.same(tiny.weights(plain), tiny.weights(other))
+
     (row,), (bare_row,) = tiny.rows(misled), tiny.rows(bare)
     assert (row["votes/label_accuracy"], row["rewards/one/mean"]) == (0, 1)
     assert not {"votes/label_accuracy", "facts/correct"} & bare_row.keys()
@@ -164,19 +188,33 @@ def test_the_anchor_follows_the_policy_rollout_by_rollout(tmp_path, momentum):
             return super()._generate_single_turn(*args, **kwargs)
 
     settings = {"max_steps": 3, "steps_per_generation": 2}
-    trainer = train(tmp_path, cls=Watched, momentum=momentum, settings=settings)
+    trainer = train(
+        tmp_path,
+        cls=Watched,
+        momentum=momentum,
+        settings=settings,
+    )
+
     start, (first, second) = tiny.initial_weights(), at_rollout
     assert tiny.same(first, start)
+
     for name, weight in trainer.anchor.weights.items():
         mean = momentum * start[name] + (1 - momentum) * second[name]
         torch.testing.assert_close(weight, mean)
+
     assert trainer.anchor.updates == 1
     assert (tiny.rows(trainer)[2]["anchor/distance"] == 0) == (momentum == 0)
 
 
 def test_the_anchor_can_follow_every_optimizer_step(tmp_path):
     settings = {"max_steps": 2, "steps_per_generation": 2}
-    trainer = train(tmp_path, momentum=0.0, momentum_update="optimizer_step", settings=settings)
+    trainer = train(
+        tmp_path,
+        momentum=0.0,
+        momentum_update="optimizer_step",
+        settings=settings,
+    )
+
     assert trainer.anchor.updates == 2
     assert tiny.same(trainer.anchor.weights, tiny.weights(trainer))
 
@@ -200,16 +238,23 @@ def test_the_whole_step_by_hand(tmp_path, name, voters, label):
     """Rewards, advantages and the loss of one group of four."""
     data = tiny.make_data(1).map(lambda row: {"prompt": "3 + 5 =", "gold": "8"})
     trainer = train(
-        tmp_path, name, Boxes, momentum_generations=voters, entropy_filter="off",
+        tmp_path,
+        name,
+        Boxes,
+        momentum_generations=voters,
+        entropy_filter="off",
         parts={"train_dataset": data},
         settings={"per_device_train_batch_size": 4, "max_steps": 1},
-    )  # fmt: skip
+    )
+
     before = tiny.make_model()
     reward = torch.tensor([1.0, 1.0, 1.0, 0.0]) if label == "7" else torch.tensor([0.0, 0, 0, 1])
     A = (reward - reward.mean()) / (reward.std() + 1e-4)
     (row,) = tiny.rows(trainer)
+
     assert row["reward"] == pytest.approx(reward.mean().item())
     assert row["votes/label_accuracy"] == row["votes/reward_accuracy"] == float(label == "8")
+
     prompt = torch.tensor(trainer._tokenizer("3 + 5 =")["input_ids"])
     box = [15 + 7] * 3 + [15 + 8]
     ids = torch.stack([torch.cat([prompt, torch.tensor([b, 1])]) for b in box])
@@ -218,6 +263,7 @@ def test_the_whole_step_by_hand(tmp_path, name, voters, label):
     loss = -(A[:, None] * (taken - taken.detach()).exp()).mean(1).mean()
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm().item()
+
     assert row["loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
@@ -226,15 +272,29 @@ def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
     class Filtered(GRPOTrainer):
         def _trajectory_entropies(self, prompt_ids, completion_ids):
             H = super()._trajectory_entropies(prompt_ids, completion_ids)
-            H[1], H[-1] = 0.0, 0.0  # one of the policy's and one of the anchor's
+            H[1] = 0.0
+            H[-1] = 0.0  # one of the policy's and one of the anchor's
+
             return H
 
-    settings = {"num_generations": 12, "per_device_train_batch_size": 12, "max_steps": 1}
-    trainer = make(tmp_path, cls=Filtered, beta=0.5, settings=settings)
+    settings = {
+        "num_generations": 12,
+        "per_device_train_batch_size": 12,
+        "max_steps": 1,
+    }
+
+    trainer = make(
+        tmp_path,
+        cls=Filtered,
+        beta=0.5,
+        settings=settings,
+    )
+
     batches = tiny.spy(trainer)
     trainer.train()
     (batch,) = batches
     dropped = trainer.scored.rewards[0].isnan()
+
     assert dropped[1]
     assert batch["advantages"][1] == 0
     assert tiny.rows(trainer)[0]["anchor/dropped"] >= 2 / 16
@@ -249,7 +309,13 @@ def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
     ids = batch["completion_ids"].clone()
     ids[1] = (ids[1] + 3) % 20
     far = batch["ref_per_token_logps"] - 5.0 * dropped[:, None]
-    other = {**batch, "completion_ids": ids, "ref_per_token_logps": far}
+
+    other = {
+        **batch,
+        "completion_ids": ids,
+        "ref_per_token_logps": far,
+    }
+
     assert loss_and_metrics(other) == pytest.approx(loss_and_metrics(batch), rel=1e-5)
     assert batch["completion_mask"][1].sum() > 0  # it is still read as it was written
 
@@ -266,12 +332,21 @@ def test_the_entropies_of_the_filter_are_those_of_the_loss(tmp_path):
     (row,) = tiny.rows(train(tmp_path, cls=Recorded, settings={"max_steps": 1}))
     quartiles = torch.quantile(seen[0], torch.tensor([0.25, 0.5, 0.75])).tolist()
     logged = [row[f"entropy/trajectory_q{k}"] for k in (1, 2, 3)]
+
     assert logged == pytest.approx(quartiles, abs=1e-5)
 
 
 def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
-    trainer = train(tmp_path, "corewarding", beta=0.1, momentum=0.0, settings={"max_steps": 1})
+    trainer = train(
+        tmp_path,
+        "corewarding",
+        beta=0.1,
+        momentum=0.0,
+        settings={"max_steps": 1},
+    )
+
     assert trainer.ref_model is trainer.anchor
+
     # m = 0 and a cosine: at the start the anchor is the policy itself.
     assert tiny.rows(trainer)[0]["kl"] == 0
 
@@ -280,6 +355,7 @@ def test_with_lora_the_anchor_averages_the_adapters_alone(tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
     parts = {"peft_config": lora, "optim": "muon"}
     trainer = train(tmp_path, parts=parts, settings={"max_steps": 2})
+
     assert trainer.anchor.weights
     assert all("lora" in name for name in trainer.anchor.weights)
     assert tiny.rows(trainer)[-1]["anchor/distance"] > 0
@@ -296,5 +372,6 @@ def test_rollout_functions_and_reward_weights_are_refused(tmp_path, monkeypatch)
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     with pytest.raises(ValueError, match="rollout_func"):
         make(tmp_path, parts={"rollout_func": lambda prompts, trainer: {}})
+
     with pytest.raises(ValueError, match="reward_weights"):
         make(tmp_path, settings={"reward_weights": [0.5]})

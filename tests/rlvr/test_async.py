@@ -31,6 +31,7 @@ PER_STEP = 8
 def varlen_attention(q, k, v, starts_q, starts_k, *_, softmax_scale, causal, window_size):
     assert causal
     assert window_size == (-1, -1)
+
     out = []
     for (a, b), (c, d) in zip(starts_q.unfold(0, 2, 1), starts_k.unfold(0, 2, 1), strict=True):
         # The segment is the end of its path.
@@ -40,6 +41,7 @@ def varlen_attention(q, k, v, starts_q, starts_k, *_, softmax_scale, causal, win
             *heads, attn_mask=sees, scale=softmax_scale, enable_gqa=True
         )
         out.append(mixed.transpose(0, 1))
+
     return torch.cat(out)
 
 
@@ -49,8 +51,11 @@ class Worker(queue.Queue):
     def __init__(self, folder, ahead):
         super().__init__()
         self.model = AutoModelForCausalLM.from_pretrained(folder)
-        self.rollout_buffer, self.metrics_queue = self, queue.Queue()
-        self.ahead, self.version, self.syncs = ahead, 0, 0
+        self.rollout_buffer = self
+        self.metrics_queue = queue.Queue()
+        self.ahead = ahead
+        self.version = 0
+        self.syncs = 0
 
     def start(self):
         for _ in range(self.ahead):
@@ -65,16 +70,32 @@ class Worker(queue.Queue):
         """One step: two groups of four for a prompt of four tokens."""
         prompt = torch.tensor([[3, 13, 4, 14]]).expand(PER_STEP, -1)
         with torch.no_grad():
-            ids = self.model.generate(prompt, do_sample=True, min_new_tokens=4, max_new_tokens=4)
+            ids = self.model.generate(
+                prompt,
+                do_sample=True,
+                min_new_tokens=4,
+                max_new_tokens=4,
+            )
             logp = self.model(ids).logits.log_softmax(-1)[:, :-1]
+
         logp = logp.gather(2, ids[:, 1:, None]).squeeze(2)
         rewards = (ids[:, 4:] < 8).float().mean(1).view(2, 4)
+
         advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().tolist()
         for k, (row, old) in enumerate(zip(ids, logp, strict=True)):
-            self.put(RolloutSample(
-                [], [], row.numpy(), np.array([0] * 4 + [1] * 4), np.append(0.0, old.numpy()),
-                advantages[k], self.version, k // 4, {"reward": rewards.flatten()[k].item()},
-            ))  # fmt: skip
+            self.put(
+                RolloutSample(
+                    [],
+                    [],
+                    row.numpy(),
+                    np.array([0] * 4 + [1] * 4),
+                    np.append(0.0, old.numpy()),
+                    advantages[k],
+                    self.version,
+                    k // 4,
+                    {"reward": rewards.flatten()[k].item()},
+                )
+            )
 
     def update_model_version(self, version):
         self.version = version
@@ -94,23 +115,43 @@ def test_our_optimizers_and_watch_work_in_trls_async_trainer(tmp_path, monkeypat
     monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)  # a GPU's
     tiny.make_model().save_pretrained(tmp_path / "model")
-    worker, watch = Worker(tmp_path / "model", ahead=6), mesotron.Watch("warn")
+    worker = Worker(tmp_path / "model", ahead=6)
+    watch = mesotron.Watch("warn")
+
     args = AsyncGRPOConfig(
-        str(tmp_path / "out"), max_steps=4, per_device_train_batch_size=PER_STEP, use_cpu=True,
-        num_generations=4, token_budget=-1, bf16=False, gradient_checkpointing=False,
-        learning_rate=1e-2, report_to="none", disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
+        str(tmp_path / "out"),
+        max_steps=4,
+        per_device_train_batch_size=PER_STEP,
+        use_cpu=True,
+        num_generations=4,
+        token_budget=-1,
+        bf16=False,
+        gradient_checkpointing=False,
+        learning_rate=1e-2,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+
     trainer = AsyncGRPOTrainer(
-        str(tmp_path / "model"), tiny.small_digits, args, tiny.make_data(),
-        processing_class=tiny.make_tokenizer(), callbacks=[watch], rollout_worker=worker,
+        str(tmp_path / "model"),
+        tiny.small_digits,
+        args,
+        tiny.make_data(),
+        processing_class=tiny.make_tokenizer(),
+        callbacks=[watch],
+        rollout_worker=worker,
         weight_transfer=worker,
-    )  # fmt: skip
+    )
+
     trainer.optimizer = build(trainer.model, lr=1e-2)
     before = tiny.weights(trainer)
     trainer.train()
     rows = [row for row in trainer.state.log_history if "loss" in row]
+
     assert isinstance(trainer.optimizer.optimizer, RoutedOptimizer)
     assert all(not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+
     # Its log-probabilities are the worker's at first, and drift with the samples' age.
     assert rows[0]["ratio"] == pytest.approx(1, abs=1e-5)
     assert rows[2]["ratio"] != pytest.approx(1, abs=1e-5)

@@ -25,12 +25,15 @@ def test_rows_are_those_of_a_plain_dataset_and_may_be_changed():
     rows = Rows.from_dict(COLUMNS).__getitems__(KEYS)
     assert rows == Dataset.from_dict(COLUMNS).__getitems__(KEYS)
     assert rows[0]["prompt"] is rows[5]["prompt"]
+
     rows[0]["gold"] = "spoiled"  # a row of its own
     assert rows[1]["gold"] == "6"
+
     prompts = [row["prompt"] for row in rows]
     copied = deepcopy(prompts)
     assert copied == prompts
     assert copied[0][0] is prompts[0][0]  # messages are not copied
+
     copied[0].append({"role": "tool", "content": "7"})
     assert len(prompts[0]) == 1
 
@@ -45,8 +48,19 @@ def test_a_batch_goes_through_as_it_is():
 def test_a_prompt_that_does_not_fit_the_context_is_refused():
     def check(words: int, tokens: int) -> None:
         problems = [Problem("1 + 1", "2", "a"), Problem("1 " * words, "1", "long")]
-        task = Task(train=problems, eval=[], format=FORMATS["boxed"])
-        check_prompts(task, TaskConfig(system=""), make_tokenizer(), make_model(), tokens)
+        task = Task(
+            train=problems,
+            eval=[],
+            format=FORMATS["boxed"],
+        )
+
+        check_prompts(
+            task,
+            TaskConfig(system=""),
+            make_tokenizer(),
+            make_model(),
+            tokens,
+        )
 
     check(50, tokens=8)  # of 64
     for words, tokens in ((58, 8), (50, 20)):
@@ -57,5 +71,6 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused():
 def test_a_chat_template_that_fails_is_named():
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ cycler.__init__.__globals__ }}"
+
     with pytest.raises(ValueError, match="chat template"):
         render([{"role": "user", "content": "1 + 1"}], tokenizer)

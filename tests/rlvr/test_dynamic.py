@@ -13,10 +13,14 @@ NAN = torch.nan
 def test_the_spread_of_a_group_ignores_missing_rewards():
     rewards = torch.tensor(
         [
-            [1.0, 0.0, 1.0, 0.0], [0.3, 0.3, 0.3, 0.3 + 1e-7], [NAN, 2.0, NAN, 0.0],
-            [1.0, NAN, NAN, NAN], [NAN] * 4,
+            [1.0, 0.0, 1.0, 0.0],
+            [0.3, 0.3, 0.3, 0.3 + 1e-7],
+            [NAN, 2.0, NAN, 0.0],
+            [1.0, NAN, NAN, NAN],
+            [NAN] * 4,
         ]
-    )  # fmt: skip
+    )
+
     assert group_spreads(rewards, 1e-6).tolist() == [0.5, 0.0, 1.0, 0.0, 0.0]
     assert (group_spreads(rewards, 1e-9) == 0).tolist() == [False, False, False, True, True]
     assert group_spreads(torch.tensor([[0.0, 1e-30]]), 0.0).item() > 0
@@ -92,22 +96,28 @@ def test_rows_of_two_rounds_are_padded_to_one_length():
     assert merged["completion_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert merged["advantages"].tolist() == [8.0, 7.0]
     assert merged["importance_sampling_ratio"].tolist() == [[0.5], [0.5]]
+
     # The ratio of a padding token is 1.
     a, b = ({"importance_sampling_ratio": torch.full((1, n), 0.5)} for n in (1, 2))
     merged = dynamic.merge_rows([a, b], [(0, 0), (1, 0)])
     assert merged["importance_sampling_ratio"].tolist() == [[0.5, 1.0], [0.5, 0.5]]
+
     with pytest.raises(ValueError, match="images"):
         dynamic.merge_rows([{"pixel_values": torch.zeros(1)}], [(0, 0)])
 
 
 def test_each_pass_over_the_data_has_all_of_it_in_another_order():
     stream = dynamic.PromptStream(20, seed=3)
-    first, second = stream.take(20), stream.take(20)
+    first = stream.take(20)
+    second = stream.take(20)
+
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
     assert dynamic.PromptStream(20, seed=3).take(40) == first + second
     assert dynamic.PromptStream(20, seed=4).take(20) != first
+
     resumed = dynamic.PromptStream(20, seed=3)
     stream.take(10)
     resumed.load_state_dict(stream.state_dict())
+
     assert resumed.take(19) == stream.take(19)

@@ -41,6 +41,7 @@ def random_model():
         torch.manual_seed(0)
         model.lm_head.weight *= 3
         model.lm_head.weight[tokenizer.eos_token_id] = 0.3 * torch.randn(128)
+
     return model, tokenizer
 
 
@@ -50,7 +51,12 @@ def test_greedy_equals_transformers_generate(random_model):
     batch = tokenizer(
         PROMPTS, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False
     )
-    expected = model.generate(**batch, max_new_tokens=24, do_sample=False)
+
+    expected = model.generate(
+        **batch,
+        max_new_tokens=24,
+        do_sample=False,
+    )
     for one, ids in zip(found, expected[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
         ends = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else 24
         assert list(one.ids) == ids[:ends]
@@ -60,7 +66,13 @@ def test_greedy_equals_transformers_generate(random_model):
 @pytest.mark.parametrize("kind", ["GPT2", "Bloom"])
 def test_models_with_other_names_in_their_configs(kind, random_model):
     tokenizer = random_model[1]
-    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(tokenizer)}
+    sizes = {
+        "hidden_size": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": len(tokenizer),
+    }
+
     config = getattr(transformers, f"{kind}Config")(**sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     assert len(generate(model, tokenizer, PROMPTS, max_tokens=3)) == len(PROMPTS)
@@ -70,6 +82,7 @@ def test_precision_and_template_fit_the_machine_and_the_run():
     template = {"enable_thinking": False}
     run = command.Subject("run", ModelConfig(name="tiny", dtype="bfloat16"), template=template)
     model, tokenizer = run.load(torch.device("cpu"))
+
     assert model.dtype == torch.float32
     tokenizer.chat_template = "{{ enable_thinking }}"
     assert render([{"role": "user", "content": "P"}], tokenizer) == "False"
@@ -78,15 +91,21 @@ def test_precision_and_template_fit_the_machine_and_the_run():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_completions_do_not_depend_on_the_batch(random_model, temperature):
     def run(**changes):
-        settings = {"max_tokens": 12, "temperature": temperature, "seed": 5} | changes
+        settings = {
+            "max_tokens": 12,
+            "temperature": temperature,
+            "seed": 5,
+        } | changes
         return generate(*random_model, PROMPTS * 2, **settings)
 
     whole = run(batch=18)
     assert whole == run(batch=7)
+
     if temperature:  # rows ended at different times, so that dropping them was exercised
         assert len({len(one.ids) for one in whole}) > 3
         assert run(seed=6) != whole
         assert {one.truncated for one in whole} == {True, False}
+
     for one in whole:  # an end token is one of the twelve, and is removed
         assert one.truncated == (len(one.ids) == 12)
         assert random_model[1].eos_token_id not in one.ids
@@ -97,10 +116,13 @@ def test_choose_inverts_the_cumulative_distribution():
     logits = p.log().expand(1000, 4)
     draws = (torch.arange(1000) + 0.5) / 1000
     counts = torch.bincount(choose(logits, 1.0, draws), minlength=4)
+
     assert counts.tolist() == [500, 0, 200, 300]
     logits = torch.tensor([[0.0, 2.0]]).expand(1000, 2)
     share = choose(logits, 2.0, draws).float().mean().item()
+
     assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=2e-3)
+
     # The last draw below one stays in the vocabulary.
     assert choose(torch.randn(64, 999), 1.0, torch.full((64,), 1 - 2**-24)).max() < 999
 
@@ -128,6 +150,7 @@ def test_wilson_against_its_defining_equation():
         for p in (score.low, score.high):
             if 0 < p < 1:
                 assert (score.value - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / n)
+
         assert score.low <= score.value <= score.high
 
 
@@ -160,21 +183,36 @@ def test_samples_of_a_problem_are_adjacent_and_text_has_a_majority_too(
 
     monkeypatch.setattr(decode, "generate", generate)
     problems = [Problem("Rotate.", "1 0", "p"), Problem("2 + 5?", "7", "q")]
-    found = command.evaluate(*random_model, problems, TaskConfig(), samples=3, judge=judge)
+    found = command.evaluate(
+        *random_model,
+        problems,
+        TaskConfig(),
+        samples=3,
+        judge=judge,
+    )
+
     assert found.sampled.majority.value == 0.5
     assert found.sampled.pass_at[1].value == pytest.approx((2 / 3 + 1 / 3) / 2)
+
     with pytest.raises(ValueError, match="num-eval"):
         command.evaluate(None, None, [], TaskConfig())
 
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
     return replace(
-        no_facts(truncated=False), answer=answer, formatted=answer is not None, correct=correct,
-        parsed=answer is not None or unformatted, correct_unformatted=unformatted, graded=True,
-    )  # fmt: skip
+        no_facts(truncated=False),
+        answer=answer,
+        formatted=answer is not None,
+        correct=correct,
+        parsed=answer is not None or unformatted,
+        correct_unformatted=unformatted,
+        graded=True,
+    )
 
 
-RIGHT, WRONG, BARE = fact("7", True), fact("8", False), fact(None, False, unformatted=True)
+RIGHT = fact("7", True)
+WRONG = fact("8", False)
+BARE = fact(None, False, unformatted=True)
 COMPLETION = Completion("", (1, 2, 3), False)
 
 
@@ -189,7 +227,14 @@ def test_greedy_scores_by_hand():
 
 def test_sampled_scores_by_hand():
     facts = [RIGHT, RIGHT, RIGHT, WRONG, WRONG, BARE]  # two samples for each of three problems
-    found = command.score_sampled([COMPLETION] * 6, facts, samples=2, temperature=1.0, seed=0)
+    found = command.score_sampled(
+        [COMPLETION] * 6,
+        facts,
+        samples=2,
+        temperature=1.0,
+        seed=0,
+    )
+
     assert found.pass_at[1].value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found.pass_at[2].value == pytest.approx(2 / 3)
     assert found.majority.value == pytest.approx((1 + 0.5 + 0) / 3)
@@ -211,15 +256,27 @@ def test_the_tiny_model_is_measured():
     task = TaskConfig(levels=(1, 2), num_train=1, num_eval=12)
     model.train()
     problems = load_task(task).eval
-    result = command.evaluate(model, tokenizer, problems, task, max_tokens=32, samples=4)
+
+    result = command.evaluate(
+        model,
+        tokenizer,
+        problems,
+        task,
+        max_tokens=32,
+        samples=4,
+    )
+
     assert model.training  # as it was
     assert result.problems == len(result.transcripts) == 12
     assert 0 < result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
+
     right = sum(one.correct for one in result.transcripts)
     assert result.greedy.strict.value == pytest.approx(right / 12)
     assert list(result.sampled.pass_at) == [1, 2, 4]
+
     for one in result.transcripts:
         assert one.correct == (FORMATS["boxed"].extract(one.completion) == one.gold)
+
     again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert again["greedy"]["strict"]["value"] == result.greedy.strict.value
     assert scores.Transcript(**again["transcripts"][0]) == result.transcripts[0]
@@ -227,21 +284,30 @@ def test_the_tiny_model_is_measured():
 
 def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transcript:
     return scores.Transcript(
-        id=name, question="q", gold="7", completion=completion, answer="7" if correct else None,
-        correct=correct, correct_unformatted=False, truncated=False,
-    )  # fmt: skip
+        id=name,
+        question="q",
+        gold="7",
+        completion=completion,
+        answer="7" if correct else None,
+        correct=correct,
+        correct_unformatted=False,
+        truncated=False,
+    )
 
 
 def test_typical_pairs_in_proportion_to_what_changed():
     before = [transcript(str(k), k < 3) for k in range(20)]  # three right, two of them lost
     after = [transcript(str(k), k >= 2 and k < 18) for k in range(20)]
     ids = [pair.before.id for pair in scores.pair_up(before, after, 4)]
+
     assert ids == ["3", "4", "5", "0"]  # 15 gained, 2 lost, 2 still wrong, 1 right both times
     shown = scores.describe_changes(before, after)
     assert shown == "15 gained, 2 lost, 2 still wrong, 1 right before and after"
     assert scores.pair_up([], [], 4) == []
+
     pairs = scores.pair_up(before, after[::-1], 1)  # paired by problem
     assert (pairs[0].after.id, pairs[0].change) == ("3", "no answer to right")
+
     for changed, word in (
         ({"answer": "8"}, "wrong"),
         ({"correct_unformatted": True}, "right outside the format"),
@@ -251,27 +317,58 @@ def test_typical_pairs_in_proportion_to_what_changed():
 
 
 def test_a_report_has_gaps_where_rows_have_no_value_and_no_escape_codes(tmp_path):
-    rows = [{"step": 1, "reward": 0.5, "entropy": 1.0}, {"step": 2, "reward": 0.5}]
-    rows.append({"step": 3, "reward": 0.25, "facts/correct": 0.5})
+    rows = [
+        {
+            "step": 1,
+            "reward": 0.5,
+            "entropy": 1.0,
+        },
+        {"step": 2, "reward": 0.5},
+    ]
+
+    rows.append(
+        {
+            "step": 3,
+            "reward": 0.25,
+            "facts/correct": 0.5,
+        }
+    )
+
     table = curve_lines(rows)[3:]
     assert [line.count("|") for line in table] == [5] * 5
     assert table[-1] == "| 3 | 0.250 | 0.500 |  |"
+
     run = RunFolder.create(tmp_path / "run", {}, {})
     evil = vars(transcript("a", False)) | {"gold": "7\x1b[2J\n# Title"}
     ends = {"transcripts": [evil], "greedy": {"rates": {}}}
-    text = write_report(run, TrainConfig(), ends, ends, {"findings": []})
+
+    text = write_report(
+        run,
+        TrainConfig(),
+        ends,
+        ends,
+        {"findings": []},
+    )
+
     assert "# Title" in text
     lines = text.splitlines()[1:]
     assert not [line for line in lines if "\x1b" in line or line.startswith("# ")]
 
 
 def test_side_by_side_escapes_control_characters():
-    console = Console(width=100, record=True, file=io.StringIO())
+    console = Console(
+        width=100,
+        record=True,
+        file=io.StringIO(),
+    )
+
     evil = "[red]\x1b[2J\x07 done"
     console.print(scores.side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
     text = console.export_text()
+
     assert "[red]\\x1b[2J\\x07 done" in text
     assert "right" in text
+
     shown = scores.shorten("a" * 1000 + "end", limit=20)
     assert (shown[:4], shown[-3:], len(shown) < 60) == ("aaaa", "end", True)
 
@@ -280,29 +377,45 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="runs/last"):
         command.find_subject("runs/last")
+
     config = {
         "model": {"name": "tiny"},
-        "task": {"name": "arith", "levels": [2], "format": "hashes"},
+        "task": {
+            "name": "arith",
+            "levels": [2],
+            "format": "hashes",
+        },
         "rollout": {"max_tokens": 17},
         "trl": ["top_k=20", 'chat_template_kwargs={"enable_thinking": false}'],
     }
+
     run = RunFolder.create(tmp_path / "runs" / "a", config, {})
     with pytest.raises(ValueError, match="checkpoint"):
         command.find_subject("runs/a")
+
     for step in (1, 2):
         with writing(run.checkpoints, step) as draft:
             (draft / "config.json").write_text("{}")
+
     run.append("metrics", {"step": 1})
     assert command.find_subject("runs/last").start == ModelConfig(name="tiny")
     assert command.find_subject("runs/last").template == {"enable_thinking": False}
+
     for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
         assert command.find_subject(name).model.name.endswith(f"checkpoint-{step}")
         parsed = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
-        assert parsed.task == TaskConfig(levels=(2,), format="hashes", num_eval=9)
+        assert parsed.task == TaskConfig(
+            levels=(2,),
+            format="hashes",
+            num_eval=9,
+        )
+
         assert parsed.max_tokens == 17
+
     snake = RunFolder.create(tmp_path / "runs" / "snake", {"num_envs": 4}, {})
     with writing(snake.checkpoints, 1) as draft:
         (draft / "x").write_text("")
+
     with pytest.raises(ValueError, match="snake"):
         command.find_subject("runs/snake")
 
@@ -310,15 +423,30 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     out = tmp_path / "deep" / "eval.json"
     task = TaskConfig(num_train=1, num_eval=6, levels=(1,))
-    assert command.run(EvalConfig(samples=2, model="tiny", against="tiny", out=out, task=task)) == 0
+    assert (
+        command.run(
+            EvalConfig(
+                samples=2,
+                model="tiny",
+                against="tiny",
+                out=out,
+                task=task,
+            )
+        )
+        == 0
+    )
+
     printed, progress = capsys.readouterr()
     assert "tiny on 6 problems" in progress  # without a terminal there is no bar
     assert "pass@2, T=1" in printed
     assert "0.000 [0.000, 0.000]" in printed  # a model against itself
+
     first, second = json.loads(out.read_text())
     assert first == second
     assert first["problems"] == 6
+
     with pytest.raises(ValueError, match="num-eval"):
         command.run(EvalConfig(model="tiny", task=TaskConfig(num_eval=0)))
+
     with pytest.raises(ValueError, match=r"eval\.json"):
         command.run(EvalConfig(model="no such model", out=Path("/")))  # before it loads a model

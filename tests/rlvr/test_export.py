@@ -28,22 +28,43 @@ def make_run(path, rank, model="tiny"):
     start, _ = load_model(ModelConfig(name=model))
     trained, tokenizer = load_model(ModelConfig(name=model))
     torch.manual_seed(0)
+
     if rank:
         trained = get_peft_model(trained, lora_config(lora)).eval()
+
     with torch.no_grad():
         for name, weight in trained.named_parameters():
             if "lora_B" in name or (not rank and "mlp" in name):
                 weight += 0.05 * torch.randn_like(weight)
+
     reward = RewardConfig(parts=("two_part", "length"), weights=(1.0, 0.25))
-    run = RunFolder.create(path, TrainConfig(model=lora, reward=reward, steps=3), {"device": "cpu"})
+    run = RunFolder.create(
+        path,
+        TrainConfig(
+            model=lora,
+            reward=reward,
+            steps=3,
+        ),
+        {"device": "cpu"},
+    )
     with writing(run.checkpoints, 3) as draft:
         trained.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
+
     for step in (1, 2, 3):
         run.append("metrics", {"step": step, "reward": 0.5})
+
     values = {"before": 0.25, "after": 0.5, "gain": 0.375}
     scores = {key: {"value": value, **SCORE} for key, value in values.items()}
-    run.save("result", {"problems": 8, **scores, "findings": []})
+    run.save(
+        "result",
+        {
+            "problems": 8,
+            **scores,
+            "findings": [],
+        },
+    )
+
     return trained, start
 
 
@@ -67,12 +88,15 @@ def test_merged_weights_load_alone_and_agree_with_the_adapter(
     out = tmp_path / "merged"
     assert main(["export", str(folder), "--merge-lora", *flags, "--out", str(out)]) == 0
     assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().out
+
     merged = AutoModelForCausalLM.from_pretrained(out)
     assert merged.dtype == dtype
+
     with torch.no_grad():
         expected = trained(IDS).logits
         torch.testing.assert_close(merged(IDS).logits.float(), expected, **close)
         assert (start(IDS).logits - expected).abs().max() > 0.1
+
     assert AutoTokenizer.from_pretrained(out).decode([20, 30])
 
 
@@ -81,6 +105,7 @@ def test_a_failing_converter_is_named_and_the_weights_stay(lora_run, tmp_path, m
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
     out = tmp_path / "out"
     words = ["export", str(lora_run[0]), "--merge-lora", "--gguf", "--out", str(out)]
+
     assert main(words) == 2
     assert "no_such_package" in capsys.readouterr().err
     assert (out / "model.safetensors").is_file()
@@ -92,6 +117,7 @@ def test_adapters_alone_load_with_peft(lora_run, tmp_path):
     assert main(["export", str(folder), "--out", str(out)]) == 0
     assert "AutoPeftModelForCausalLM" in (out / "README.md").read_text()
     assert not (out / "model.safetensors").exists()
+
     wrapped = PeftModel.from_pretrained(start, out)
     with torch.no_grad():
         torch.testing.assert_close(wrapped(IDS).logits, trained(IDS).logits)
@@ -101,20 +127,26 @@ def test_adapters_alone_load_with_peft(lora_run, tmp_path):
 def test_the_card_carries_the_evidence_and_no_local_path(tmp_path):
     for part in load_model(ModelConfig(name="tiny")):
         part.save_pretrained(tmp_path / "base")
+
     folder = tmp_path / "runs" / "full"
     trained, _ = make_run(folder, 0, str(tmp_path / "base"))
     config = RunFolder(folder).config
     config["task"]["system"] = "Think.\n" * 100  # longer than a file's name may be
     RunFolder(folder).save("config", config)
+
     assert main(["export", str(folder)]) == 0
     with torch.no_grad():
         again = AutoModelForCausalLM.from_pretrained(folder / "export")
         torch.testing.assert_close(again(IDS).logits, trained(IDS).logits)
+
     card = (folder / "export" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
+
     for text in ("0.375", "two_part x 1, length x 0.25", "## The watch", "| optim.name | muon |"):
         assert text in card
+
     assert f"| task.system | {'Think. ' * 100}|" in card
+
     # Defaults, local paths, and a base that is not on the hub are left out.
     assert [text for text in ("temperature", str(tmp_path), "base_model") if text in card] == []
 
@@ -137,6 +169,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.json").write_text("{}")  # of a model, not of a run
+
     assert main(["export", str(lora_run[0]), *arguments]) == 2
     error = capsys.readouterr().err
     assert (named in error, "--resume" in error) == (True, False)
@@ -147,18 +180,27 @@ def test_one_answer_of_both_models(lora_run, capsys, monkeypatch):
     folder, _, _ = lora_run
     words = ["--prompt", "What is 3 + 4?", "--max-tokens", "12", "--device", "cpu"]
     assert main(["chat", str(folder), "--compare", *words]) == 0
+
     printed = capsys.readouterr().out
     assert "tiny (before)" in printed
     assert main(["chat", "tiny", "--compare", *words]) == 2
     assert "--compare" in capsys.readouterr().err
+
     # The system prompt is that of training, and a conversation remembers.
-    config = ChatConfig(model=str(folder), max_tokens=4, device="cpu")
+    config = ChatConfig(
+        model=str(folder),
+        max_tokens=4,
+        device="cpu",
+    )
+
     subject = chat.find_subject(str(folder))
     (system,) = chat.system_of(config, subject)
     assert "\\boxed" in system["content"]
+
     one = chat.Chat(subject, [system], config)
     one.answer("What is 1 + 1?")
     one.answer("And 2 + 2?")
+
     assert [m["role"] for m in one.messages] == ["system", *["user", "assistant"] * 2]
 
 
@@ -167,6 +209,7 @@ def test_a_conversation_ends_without_a_traceback(lora_run, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is 3 + 4?\n\n/new\nWhat is 1 + 1?\n"))
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+
     monkeypatch.setattr(builtins, "input", Mock(side_effect=KeyboardInterrupt))
     assert main(words) == 0
 
@@ -179,12 +222,24 @@ def test_doctor_reads_the_driver_and_says_what_is_slow(tmp_path, monkeypatch, ca
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     list_gpus.cache_clear()
+
     try:
         newer = Gpu("NVIDIA B200", 179.0, 0.0, "580.1", (10, 0))
-        assert list_gpus() == (Gpu("Tesla T4", 15.0, 1.0, "550.54", (7, 5)), newer)
+        assert list_gpus() == (
+            Gpu(
+                "Tesla T4",
+                15.0,
+                1.0,
+                "550.54",
+                (7, 5),
+            ),
+            newer,
+        )
+
         assert main(["doctor"]) == 0
     finally:
         list_gpus.cache_clear()
+
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     marks = {subject: mark for mark, subject, *_ in lines}
     assert marks.keys() >= {"mesotron", "packages", "extra", "cpu", "disk"}

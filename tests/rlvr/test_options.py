@@ -36,7 +36,13 @@ def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_objective_makes_arguments_that_trl_takes(name, tmp_path):
-    config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **arguments(name))
+    config = GRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        **arguments(name),
+    )
+
     assert config.generation_batch_size % config.num_generations == 0
     objective = resolve(name, 8)
     assert resolve(objective, 8) == objective
@@ -49,16 +55,24 @@ def test_every_objective_makes_arguments_that_trl_takes(name, tmp_path):
         ({"entropy_bonus": 0.02}, {"entropy_coef": 0.02}),
         (
             {"entropy_bonus": 0.02, "entropy_target": 0.3},
-            {"entropy_coef": 0.02, "entropy_target": 0.3, "use_adaptive_entropy": True,
-             "entropy_coef_max": 0.1},  # TRL's own is 1
+            {
+                "entropy_coef": 0.02,
+                "entropy_target": 0.3,
+                "use_adaptive_entropy": True,
+                "entropy_coef_max": 0.1,
+            },  # TRL's own is 1
         ),
         (
             {"entropy_bonus": 0.5, "entropy_target": 0.3},
-            {"entropy_coef": 0.5, "entropy_target": 0.3, "use_adaptive_entropy": True,
-             "entropy_coef_max": 0.5},
+            {
+                "entropy_coef": 0.5,
+                "entropy_target": 0.3,
+                "use_adaptive_entropy": True,
+                "entropy_coef_max": 0.5,
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_an_entropy_bonus_is_constant_or_has_a_target(options, expected):
     args = arguments(**options)
     assert {name: value for name, value in args.items() if "entropy" in name} == expected
@@ -69,27 +83,66 @@ def test_an_entropy_bonus_is_constant_or_has_a_target(options, expected):
     [
         ("dr_grpo", {}, {"scale_rewards": "none"}),
         ("cispo", {}, {"epsilon_high": 5.0}),
-        ("gspo", {"rollout": RolloutConfig(updates=4)},
-         {"epsilon": 3e-4, "epsilon_high": 4e-4, "importance_sampling_level": "sequence"}),
+        (
+            "gspo",
+            {"rollout": RolloutConfig(updates=4)},
+            {
+                "epsilon": 3e-4,
+                "epsilon_high": 4e-4,
+                "importance_sampling_level": "sequence",
+            },
+        ),
         ("dapo", {}, {"epsilon_high": 0.28}),
         ("dapo", {"epsilon": 0.1}, {"epsilon": 0.1, "epsilon_high": 0.1}),  # both sides
         ("vote", {"loss": "gmpo"}, {"epsilon": 0.4}),  # in log space
         # A quarter of the group votes and the rest trains; merged, all train.
-        ("mgrpo", {"rollout": RolloutConfig(prompts=16, generations=8)},
-         {"num_generations": 6, "per_device_train_batch_size": 16 * 6}),
-        ("mgrpo", {"rollout": RolloutConfig(generations=8), "loss_on_momentum": True},
-         {"num_generations": 8}),
-        ("grpo", {"optim": OptimConfig(lr=3e-4, warmup=0.1, max_grad_norm=0.5)},
-         {"lr_scheduler_type": "constant_with_warmup", "learning_rate": 3e-4,
-          "warmup_steps": 0.1, "max_grad_norm": 0.5}),
+        (
+            "mgrpo",
+            {"rollout": RolloutConfig(prompts=16, generations=8)},
+            {"num_generations": 6, "per_device_train_batch_size": 16 * 6},
+        ),
+        (
+            "mgrpo",
+            {"rollout": RolloutConfig(generations=8), "loss_on_momentum": True},
+            {"num_generations": 8},
+        ),
+        (
+            "grpo",
+            {
+                "optim": OptimConfig(
+                    lr=3e-4,
+                    warmup=0.1,
+                    max_grad_norm=0.5,
+                )
+            },
+            {
+                "lr_scheduler_type": "constant_with_warmup",
+                "learning_rate": 3e-4,
+                "warmup_steps": 0.1,
+                "max_grad_norm": 0.5,
+            },
+        ),
         ("grpo", {"rollout": RolloutConfig(vllm="colocate")}, {"use_vllm": True}),
         # 64 rows are 2 updates of 2 processes and 4 micro-batches.
-        ("grpo", {"processes": 2, "rollout": RolloutConfig(prompts=8, generations=8, updates=2,
-                                                           micro_batch=4)},
-         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4,
-          "steps_per_generation": 8}),
+        (
+            "grpo",
+            {
+                "processes": 2,
+                "rollout": RolloutConfig(
+                    prompts=8,
+                    generations=8,
+                    updates=2,
+                    micro_batch=4,
+                ),
+            },
+            {
+                "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 4,
+                "steps_per_generation": 8,
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_published_values_sizes_and_schedules(name, options, expected):
     assert expected.items() <= arguments(name, **options).items()
 
@@ -101,6 +154,7 @@ def test_one_update_per_rollout_warns(name, loss, caplog):
         check_updates(objective, updates=2)
         assert not caplog.records
         check_updates(objective, updates=1)
+
     assert "equals grpo" in caplog.text
 
 
@@ -109,8 +163,24 @@ def test_one_update_per_rollout_warns(name, loss, caplog):
     [
         ({"name": "mgrpo", "momentum_generations": 8}, {"generations": 8}, "leaves none"),
         ({"name": "mgrpo", "momentum_generations": 7}, {"generations": 8}, "no baseline"),
-        ({}, {"prompts": 3, "generations": 4, "updates": 5}, "rollout.prompts"),
-        ({}, {"prompts": 3, "generations": 4, "micro_batch": 5}, "does not divide"),
+        (
+            {},
+            {
+                "prompts": 3,
+                "generations": 4,
+                "updates": 5,
+            },
+            "rollout.prompts",
+        ),
+        (
+            {},
+            {
+                "prompts": 3,
+                "generations": 4,
+                "micro_batch": 5,
+            },
+            "does not divide",
+        ),
     ],
 )
 def test_groups_that_cannot_train_and_rows_that_do_not_divide_are_refused(
@@ -124,9 +194,16 @@ def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch, tmp_pa
     monkeypatch.setenv("WORLD_SIZE", "2")
     rollout = RolloutConfig(prompts=3, generations=4)
     check(TrainConfig(rollout=rollout, out=tmp_path))
+
     more = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
     with pytest.raises(ValueError, match="dynamic_oversample"):
-        check(TrainConfig(rollout=rollout, objective=more, out=tmp_path))
+        check(
+            TrainConfig(
+                rollout=rollout,
+                objective=more,
+                out=tmp_path,
+            )
+        )
 
 
 @pytest.mark.parametrize("name", ["vote", "mgrpo", "corewarding", "grpo"])
@@ -135,6 +212,7 @@ def test_an_unused_reward_is_reported(name, caplog):
     check(config)
     assert not caplog.records
     check(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
+
     assert ("two_part + near" in caplog.text) == (name != "grpo")
 
 
@@ -151,9 +229,11 @@ def test_the_sources_give_the_fields_of_the_installed_config():
 
 def test_what_a_run_sets_cannot_be_passed():
     config = TrainConfig(objective=ObjectiveConfig(entropy_target=0.3), **VLLM)
-    model, cpu = SimpleNamespace(dtype=torch.float32), torch.device("cpu")
+    model = SimpleNamespace(dtype=torch.float32)
+    cpu = torch.device("cpu")
     own = trl_arguments(config.objective, config.rollout, config.optim)
     own |= common_arguments(config, cpu, model, SimpleNamespace(checkpoints=""))
+
     assert set(own) <= set(INSTEAD)
 
 
@@ -215,11 +295,16 @@ def test_flags_toml_and_settings_give_the_same(tmp_path):
     file.write_text("[trl]\ntop_k = 5\nmin_p = 0.1\ngeneration_kwargs = {num_beams = 2}\n")
     flags = ["--config", str(file), "--trl.top-k", "20", "--trl.mask_truncated_completions"]
     flags += ["--trl", "pad_to_multiple_of=8"]
+
     expected = {
-        "top_k": 20, "min_p": 0.1, "generation_kwargs": {"num_beams": 2},
-        "mask_truncated_completions": True, "pad_to_multiple_of": 8,
-    }  # fmt: skip
+        "top_k": 20,
+        "min_p": 0.1,
+        "generation_kwargs": {"num_beams": 2},
+        "mask_truncated_completions": True,
+        "pad_to_multiple_of": 8,
+    }
     for kind, name in ((TrainConfig, "train"), (PlanConfig, "plan")):
         made = parse(kind, [*flags, "--steps", "3"], "mesotron", COMMANDS[name].presets)
         assert (trl_options(made), made.steps) == (expected, 3)
+
     assert trl_options(change(TrainConfig(), ["trl.top_k=3"])) == {"top_k": 3}

@@ -21,15 +21,31 @@ from support.rlvr_tiny import make_model, same
 # Eight completions of each process; a group of 16 spans both.
 SHAPES = {"whole": {"num_generations": 4}, "spanning": {"num_generations": 16}}
 slow = pytest.mark.slow
-RESAMPLE = {"name": "grpo", "beta": 0.0, "dynamic_sampling": "resample"}
+RESAMPLE = {
+    "name": "grpo",
+    "beta": 0.0,
+    "dynamic_sampling": "resample",
+}
 CASES = {
     "grpo": ObjectiveConfig(name="grpo", beta=0.05),
     "mgrpo": ObjectiveConfig(name="mgrpo", momentum=0.5),
-    "merged": ObjectiveConfig(name="mgrpo", momentum=0.5, loss_on_momentum=True),
+    "merged": ObjectiveConfig(
+        name="mgrpo",
+        momentum=0.5,
+        loss_on_momentum=True,
+    ),
     "resample": ObjectiveConfig(**RESAMPLE),
-    "oversample": ObjectiveConfig(**RESAMPLE, dynamic_max_rounds=1, dynamic_oversample=3),
+    "oversample": ObjectiveConfig(
+        **RESAMPLE,
+        dynamic_max_rounds=1,
+        dynamic_oversample=3,
+    ),
     "drop": ObjectiveConfig(name="dapo", dynamic_sampling="drop"),
-    "skip": ObjectiveConfig(name="grpo", beta=0.05, dynamic_sampling="skip"),
+    "skip": ObjectiveConfig(
+        name="grpo",
+        beta=0.05,
+        dynamic_sampling="skip",
+    ),
 }
 MUON = OptimConfig(name="muon", lr=0.01)
 QUICK = ("mgrpo", "spanning")
@@ -46,8 +62,16 @@ def length(completions, prompts, **_):
 
 
 def case(objective, shape, num):
-    settings = {"per_device_train_batch_size": 16 // num, "max_steps": 2, **SHAPES[shape]}
-    return settings, {"objective": CASES[objective], "optim": MUON, "reward_funcs": length}
+    settings = {
+        "per_device_train_batch_size": 16 // num,
+        "max_steps": 2,
+        **SHAPES[shape],
+    }
+    return settings, {
+        "objective": CASES[objective],
+        "optim": MUON,
+        "reward_funcs": length,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +116,13 @@ def test_a_checkpoint_that_fails_in_one_process_fails_in_all():
 
 
 SHARDED = [
-    ("grpo", "adamw"), ("grpo", "muon"), ("merged", "muon"), ("mgrpo", "muon"), ("mgrpo", "pion"),
+    ("grpo", "adamw"),
+    ("grpo", "muon"),
+    ("merged", "muon"),
+    ("mgrpo", "muon"),
+    ("mgrpo", "pion"),
     ("lora", "muon"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,17 +135,30 @@ def model(tmp_path_factory):
 
 def sharded_case(name, model, num, steps=3, **more):
     objective, optim = name
-    settings = {"per_device_train_batch_size": 16 // num, "max_steps": steps,
-                "max_completion_length": 6, "num_iterations": 2, **more}  # fmt: skip
+    settings = {
+        "per_device_train_batch_size": 16 // num,
+        "max_steps": steps,
+        "max_completion_length": 6,
+        "num_iterations": 2,
+        **more,
+    }
+
     parts = {"model": model, "optim": OptimConfig(name=optim, lr=0.01)}
     if objective == "lora":
         parts["peft_config"] = LoraConfig(r=4, target_modules="all-linear")
+
     return settings, parts | {"objective": CASES["mgrpo" if objective == "lora" else objective]}
 
 
 def run(function, num, cases):
     """The results of every process."""
-    return run_everywhere(num, cases, function, "support.sharded_runs", sharded=num > 1)
+    return run_everywhere(
+        num,
+        cases,
+        function,
+        "support.sharded_runs",
+        sharded=num > 1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +168,7 @@ def sharded(model):
     for num in (1, 2):
         cases = [sharded_case(name, model, num) for name in SHARDED]
         pairs.append(run("run_sharded", num, cases)[0])
+
     return dict(zip(SHARDED, zip(*pairs, strict=True), strict=True))
 
 
@@ -136,6 +178,7 @@ def test_a_sharded_run_is_the_run_of_one_process(sharded, name):
     one, two = sharded[name]
     assert (one["sharded"], two["sharded"]) == (False, True)
     assert bool(one["anchor"]) == (name[0] != "grpo")
+
     # Cosines are over a sample of elements, which differs in a shard.
     assert_same_run(one, two, cosines=False)
     losses = [[row["loss"] for row in each["rows"]] for each in (one, two)]
@@ -150,45 +193,80 @@ def test_a_sharded_run_resumes_to_the_same_bits_and_rolls_back(model):
     cases = [sharded_case(name, model, 2, steps=4) for name in names]
     for process in run("resume_sharded", 2, cases):
         assert process == [[True], [True, True], [True, True], [True, True]]
+
     for (process,) in run("roll_back_sharded", 2, cases[1:2]):
-        assert process == {"acts": [1], "restored": [True, True], "rate": 0.005, "steps": 4}
+        assert process == {
+            "acts": [1],
+            "restored": [True, True],
+            "rate": 0.005,
+            "steps": 4,
+        }
 
 
 @slow
 def test_the_command_is_killed_and_resumed_under_fsdp2(tmp_path):
     """`accelerate launch` with the shipped file: kill -9 after two steps, then --resume."""
-    flags = ("--steps 4 --save-every 1 --keep 9 --eval-every 2 --task.num-eval 4 --device cpu "
-             "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 16 "
-             "--objective.name mgrpo --optim.name muon --guard rollback")  # fmt: skip
+    flags = (
+        "--steps 4 --save-every 1 --keep 9 --eval-every 2 --task.num-eval 4 --device cpu "
+        "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 16 "
+        "--objective.name mgrpo --optim.name muon --guard rollback"
+    )
+
     assert launch(["arith", *flags.split(), "--out", "whole"], tmp_path).wait() == 0
     killed = launch(["arith", *flags.split(), "--out", "killed"], tmp_path)
+
     checkpoint = tmp_path / "killed" / "checkpoints" / "checkpoint-2"
     while not checkpoint.exists():
         assert killed.poll() is None
         time.sleep(0.05)
+
     for process in psutil.Process(killed.pid).children(recursive=True):
         process.kill()  # SIGKILL
+
     assert killed.wait() != 0
     assert launch(["--resume", "killed"], tmp_path).wait() == 0
+
     last = "checkpoints/checkpoint-4/model.safetensors"
     assert same(*(load_file(tmp_path / name / last) for name in ("whole", "killed")))
+
     rows = [RunFolder(tmp_path / name).rows("metrics") for name in ("whole", "killed")]
-    kept = [[{k: row[k] for k in ("step", "loss", "reward", "grad_norm")} for row in run]
-            for run in rows]  # fmt: skip
+    kept = [
+        [{k: row[k] for k in ("step", "loss", "reward", "grad_norm")} for row in run]
+        for run in rows
+    ]
+
     assert kept[0] == kept[1]
     assert [row["step"] for row in rows[0] if "eval/greedy" in row] == [1, 2, 4]
 
 
 def launch(arguments, folder):
     """The command as two sharded processes."""
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SHIPPED),
-                "--num_processes", "2", "--main_process_port", "0"]  # fmt: skip
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(SHIPPED),
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+    ]
+
     command = [*launcher, "-m", "support.fsdp_on_cpu", "train", *arguments]
     variables = os.environ | {
-        "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1]),
-        "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    return subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @slow
@@ -196,8 +274,16 @@ def test_log_probabilities_stay_float32_where_bfloat16_is_sharded(model):
     """Rounded to bfloat16 an entropy of 3.2 would be off by up to 0.008."""
     entropies = []
     for num in (1, 2):
-        rounded = sharded_case(("grpo", "muon"), model, num, steps=1, bf16=True)
+        rounded = sharded_case(
+            ("grpo", "muon"),
+            model,
+            num,
+            steps=1,
+            bf16=True,
+        )
+
         ((result,), *_) = run("run_sharded", num, [rounded])
         names = ("entropy", "entropy/trajectory_q1", "entropy/trajectory_q3")
         entropies.append([result["rows"][0][name] for name in names])
+
     assert entropies[1] == pytest.approx(entropies[0], abs=5e-4)

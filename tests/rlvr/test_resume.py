@@ -23,13 +23,21 @@ from mesotron.rlvr.dataset import Curriculum
 from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
 
-LORA = LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1)
+LORA = LoraConfig(
+    r=2,
+    target_modules="all-linear",
+    lora_dropout=0.1,
+)
 PION = OptimConfig(name="pion", lr=1e-2, cutoff="noise")
 MGRPO = ObjectiveConfig(name="mgrpo", beta=0.005)
 POOLS = [
     [{"id": str(k), "prompt": f"{(k + level) % 10} + 1 ="} for k in range(10)] for level in range(3)
 ]
-RESAMPLE = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=1.2)
+RESAMPLE = ObjectiveConfig(
+    name="grpo",
+    dynamic_sampling="resample",
+    dynamic_tolerance=1.2,
+)
 
 
 class Noise:
@@ -56,12 +64,25 @@ def make_trainer(folder, parts=None, pools=None, **changed: Any):
         extra = noise.draw()
         return [sum(word in "02468" for word in text.split()) + extra for text in completions]
 
-    parts = {"reward_funcs": reward, "train_dataset": make_data(10), **(parts or {})}
-    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, **changed}
+    parts = {
+        "reward_funcs": reward,
+        "train_dataset": make_data(10),
+        **(parts or {}),
+    }
+
+    settings = {
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **changed,
+    }
+
     trainer = rlvr_tiny.make_trainer(folder, parts=parts, **settings)
     trainer.stateful["noise"] = noise
+
     if pools is not None:
         trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
+
     return trainer
 
 
@@ -99,6 +120,7 @@ def test_resumed_at_any_step_equals_uninterrupted(tmp_path, case):
     whole = train(tmp_path, **settings)
     again = make_trainer(tmp_path / "again", **settings, save_strategy="no")
     again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+
     assert same(weights(whole), weights(again))
     assert log_rows(again) == log_rows(whole)
 
@@ -107,7 +129,8 @@ def test_resumed_at_any_step_equals_uninterrupted(tmp_path, case):
 def test_the_step_before_a_rollout_that_failed_can_be_saved(tmp_path, case, monkeypatch):
     step, settings = CASES[case]
     settings = {**settings, "save_strategy": "no"}
-    whole, stopped = train(tmp_path, **settings), make_trainer(tmp_path, **settings)
+    whole = train(tmp_path, **settings)
+    stopped = make_trainer(tmp_path, **settings)
     draw = Noise.draw
 
     def fail(noise: Noise) -> float:
@@ -119,10 +142,12 @@ def test_the_step_before_a_rollout_that_failed_can_be_saved(tmp_path, case, monk
     monkeypatch.setattr(Noise, "draw", fail)
     with pytest.raises(ValueError, match="moody"):
         stopped.train()
+
     stopped.save_last_step()
     monkeypatch.undo()
     again = make_trainer(tmp_path, **settings)
     again.train(resume_from_checkpoint=True)
+
     assert same(weights(whole), weights(again))
     assert log_rows(again) == log_rows(whole)
 
@@ -132,22 +157,28 @@ def test_checkpoints_are_loadable_models_and_no_pickle_is_written_or_read(tmp_pa
     suffixes = {path.suffix for path in (tmp_path / "checkpoint-1").iterdir()}
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl"}
     assert LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-1").config.hidden_size == 16
+
     monkeypatch.setattr(torch, "load", Mock(side_effect=AssertionError))
     resumed = make_trainer(tmp_path, max_steps=3)
     resumed.train(resume_from_checkpoint=True)
+
     assert resumed.state.global_step == 3
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, caplog):
     with pytest.raises(ValueError, match="no complete checkpoint"):
         make_trainer(tmp_path).train(resume_from_checkpoint=True)
+
     whole = train(tmp_path, max_steps=3)
     (tmp_path / "checkpoint-3" / "optimizer.safetensors").write_bytes(b"cut short")
+
     with pytest.raises(ValueError, match=r"optimizer\.safetensors"):
         make_trainer(tmp_path, max_steps=3).train(str(tmp_path / "checkpoint-3"))
+
     resumed = make_trainer(tmp_path, max_steps=3)
     with caplog.at_level("WARNING", resume.__name__):
         resumed.train(resume_from_checkpoint=True)
+
     assert "optimizer.safetensors has 9 bytes" in caplog.text
     assert same(weights(whole), weights(resumed))
 
@@ -161,6 +192,7 @@ def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
         monkeypatch.setattr(resume, "save_state", Mock(side_effect=error))
         with pytest.raises(ValueError, match=reason):
             trainer._save_checkpoint(trainer.model, None)
+
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
         assert resume.checkpoints.damage(tmp_path / "checkpoint-1") is None
 
@@ -176,6 +208,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     trainer.add_callback(Spoil())
     with pytest.raises(ValueError, match="not finite"):
         trainer.train()
+
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
@@ -183,10 +216,13 @@ def test_another_model_or_objective_is_refused(tmp_path):
     train(tmp_path, max_steps=1)
     other = make_trainer(tmp_path, max_steps=2)
     other.stateful["anchor"] = Noise()
+
     with pytest.raises(ValueError, match="anchor"):
         other.train(resume_from_checkpoint=True)
+
     model: Any = torch.nn.Linear(2, 2)
     model.all_tied_weights_keys = {}
+
     with pytest.raises(ValueError, match="different model"):
         other._load_from_checkpoint(str(tmp_path / "checkpoint-1"), model)
 
@@ -199,6 +235,7 @@ def test_an_adapter_without_a_weight_is_refused(tmp_path):
     saved = load_file(path)
     saved.pop(next(name for name in saved if "up_proj.lora_B" in name))
     save_file(saved, path)
+
     with pytest.raises(ValueError, match=r"up_proj\.lora_B"):
         resume.load_adapter(trainer.model, tmp_path)
 
@@ -206,23 +243,36 @@ def test_an_adapter_without_a_weight_is_refused(tmp_path):
 def test_state_round_trip(tmp_path):
     shared = torch.arange(6.0)
     tree = {
-        "a": [1, 2.5, None, True, "x", (1, (2,))], "inf": float("inf"), 3: {"t": shared[2:4]},
-        "whole": shared, "scalar": torch.tensor(2), "flags": torch.tensor([True, False]),
-        "half": torch.ones(2, dtype=torch.bfloat16), "across": torch.ones(2, 3).T,
-    }  # fmt: skip
+        "a": [1, 2.5, None, True, "x", (1, (2,))],
+        "inf": float("inf"),
+        3: {"t": shared[2:4]},
+        "whole": shared,
+        "scalar": torch.tensor(2),
+        "flags": torch.tensor([True, False]),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "across": torch.ones(2, 3).T,
+    }
+
     save_state(tmp_path, "state", tree)
     loaded = load_state(tmp_path, "state")
     assert (loaded["a"], loaded["inf"]) == (tree["a"], tree["inf"])
     assert torch.equal(loaded[3]["t"], shared[2:4])
+
     for key in ("whole", "scalar", "flags", "half", "across"):
         assert loaded[key].dtype == tree[key].dtype
         assert torch.equal(loaded[key], tree[key])
+
     with pytest.raises(ValueError, match=r"state\.a\.1 is a set"):
         save_state(tmp_path, "state", {"a": [1, {2}]})
 
 
 def test_the_state_of_a_sharded_optimizer_is_restored_sharded(tmp_path):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+    )
     try:
         mesh = init_device_mesh("cpu", (1,))
         whole = torch.nn.Linear(6, 4).parameters()
@@ -230,20 +280,27 @@ def test_the_state_of_a_sharded_optimizer_is_restored_sharded(tmp_path):
             torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [ShardPlacement(0)]))
             for p in whole
         ]
-        optimizer, resumed = mesotron.Muon(params, lr=0.1), mesotron.Muon(params, lr=0.1)
+
+        optimizer = mesotron.Muon(params, lr=0.1)
+        resumed = mesotron.Muon(params, lr=0.1)
+
         for p in params:
             p.grad = p.detach().clone()
+
         optimizer.step()
         save_state(tmp_path, "optimizer", optimizer.state_dict())
         loaded = load_state(tmp_path, "optimizer")
         resume.shard_like_parameters(loaded, resumed)
         resumed.load_state_dict(loaded)
+
         for p in params:
             for name, value in optimizer.state[p].items():
                 other = resumed.state[p][name]
                 assert type(other) is type(value)
+
                 if isinstance(value, DTensor):
                     assert torch.equal(other.to_local(), value.to_local())
+
         assert any(isinstance(x, DTensor) for p in params for x in resumed.state[p].values())
     finally:
         dist.destroy_process_group()

@@ -27,11 +27,17 @@ def checked(judge, *names, weights=(), **options):
 
 
 EXPLOITS = [
-    ("empty_earns", "empty"), ("copy_earns", "copied prompt"), ("last_number", "number at the end"),
-    ("length_earns", "very long"), ("numbers_only", "gold"), ("constant", "constant"),
-    ("ascii_only", "Unicode"), ("slow_pattern", "CPU"), ("format_first", "shuffled gold"),
+    ("empty_earns", "empty"),
+    ("copy_earns", "copied prompt"),
+    ("last_number", "number at the end"),
+    ("length_earns", "very long"),
+    ("numbers_only", "gold"),
+    ("constant", "constant"),
+    ("ascii_only", "Unicode"),
+    ("slow_pattern", "CPU"),
+    ("format_first", "shuffled gold"),
     ("any_of_a_list", "answer list"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "finding"), EXPLOITS)
@@ -41,9 +47,12 @@ def test_planted_exploits_are_found(judge, name, finding):
 
 
 SOUND = [
-    ("two_part",), ("sparse",), (f"{PLANTED}exact", "format"),
-    ("trl.rewards:accuracy_reward",), ("trl.rewards:reasoning_accuracy_reward",),
-]  # fmt: skip
+    ("two_part",),
+    ("sparse",),
+    (f"{PLANTED}exact", "format"),
+    ("trl.rewards:accuracy_reward",),
+    ("trl.rewards:reasoning_accuracy_reward",),
+]
 
 
 @pytest.mark.parametrize("names", SOUND)
@@ -61,6 +70,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my.py").write_text("def score(completions, answer):\n    return answer\n")
     (tmp_path / "bug.py").write_text("def score(completions):\n    return text\n")
+
     for reward, flags, code, shown in (
         ("sparse", ["--data", str(path)], 0, ["sound"]),
         (f"{PLANTED}empty_earns", ["--data", str(path)], 1, ["empty"]),
@@ -71,6 +81,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert main(["reward", "check", reward, *flags]) == code
         output, error = capsys.readouterr()
         text = error if code == 2 else output
+
         assert [word for word in shown if word not in text] == []
         assert "NameError" not in text or "ms a call" not in text  # nothing was measured
 

@@ -11,7 +11,10 @@ from mesotron.config import RewardConfig
 from mesotron.rlvr.rewards import PARTS, make_reward, try_reward
 from mesotron.rlvr.tasks.problem import Problem
 
-RIGHT, WRONG, BARE, NOTHING = r"\boxed{7}", r"\boxed{8}", "It is 7", "no idea"
+RIGHT = r"\boxed{7}"
+WRONG = r"\boxed{8}"
+BARE = "It is 7"
+NOTHING = "no idea"
 
 
 def score(judge, completions, *, golds=None, ids=None, truncated=None, max_tokens=10, **config):
@@ -26,9 +29,14 @@ FOUR = [RIGHT, WRONG, BARE, NOTHING]
 
 @pytest.mark.parametrize(
     ("part", "values"),
-    [("sparse", [1, 0, 0, 0]), ("two_part", [1.2, 0.2, 0, 0]), ("near", [1, 0.5, 0, 0]),
-     ("correct", [1, 0, 1, 0]), ("format", [1, 1, 0, 0])],
-)  # fmt: skip
+    [
+        ("sparse", [1, 0, 0, 0]),
+        ("two_part", [1.2, 0.2, 0, 0]),
+        ("near", [1, 0.5, 0, 0]),
+        ("correct", [1, 0, 1, 0]),
+        ("format", [1, 1, 0, 0]),
+    ],
+)
 def test_each_part(judge, part, values):
     assert score(judge, FOUR, parts=(part,), format_share=0.2) == values
 
@@ -36,19 +44,71 @@ def test_each_part(judge, part, values):
 @pytest.mark.parametrize(
     ("gold", "unit", "rewards"),
     [
-        ("7", 2.0, {"7": 1, "5": 0.5, r"\frac{15}{2}": 0.8, "-1": 0.2, "3" * 100: 0, "1e999": 0,
-                    "x + 1": 0, "50%": 4 / 17, r"\sqrt{81}": 0.5}),
-        ("50%", 1.0, {"50%": 1, "0.5": 1, "1/2": 1, "50": 1, "51%": 0.5, "0.51": 0.5, "51": 0.5,
-                      "0.48": 1 / 3}),
-        ("0.5", 0.01, {"50%": 1, "0.5": 1, "51%": 0.5, "0.51": 0.5, "49 percent": 0.5}),
+        (
+            "7",
+            2.0,
+            {
+                "7": 1,
+                "5": 0.5,
+                r"\frac{15}{2}": 0.8,
+                "-1": 0.2,
+                "3" * 100: 0,
+                "1e999": 0,
+                "x + 1": 0,
+                "50%": 4 / 17,
+                r"\sqrt{81}": 0.5,
+            },
+        ),
+        (
+            "50%",
+            1.0,
+            {
+                "50%": 1,
+                "0.5": 1,
+                "1/2": 1,
+                "50": 1,
+                "51%": 0.5,
+                "0.51": 0.5,
+                "51": 0.5,
+                "0.48": 1 / 3,
+            },
+        ),
+        (
+            "0.5",
+            0.01,
+            {
+                "50%": 1,
+                "0.5": 1,
+                "51%": 0.5,
+                "0.51": 0.5,
+                "49 percent": 0.5,
+            },
+        ),
         # Another unit is wrong, though the numbers are 0 apart.
-        ("5 km", 1.0, {"5 cm": 0, "5 km": 1, "5": 1, "6 km": 0.5, "6": 0.5}),
+        (
+            "5 km",
+            1.0,
+            {
+                "5 cm": 0,
+                "5 km": 1,
+                "5": 1,
+                "6 km": 0.5,
+                "6": 0.5,
+            },
+        ),
         ("Paris", 1.0, {"5": 0}),
     ],
-)  # fmt: skip
+)
 def test_near_decreases_with_distance(judge, gold, unit, rewards):
     answers = [rf"\boxed{{{answer}}}" for answer in rewards]
-    scores = score(judge, answers, golds=[gold] * len(rewards), parts=("near",), near_unit=unit)
+    scores = score(
+        judge,
+        answers,
+        golds=[gold] * len(rewards),
+        parts=("near",),
+        near_unit=unit,
+    )
+
     assert scores == pytest.approx(list(rewards.values()))
 
 
@@ -63,9 +123,11 @@ def test_an_unreadable_gold_is_skipped_and_never_rewarded(judge, caplog):
     completions = [rf"\boxed{{{broken}}}}}", RIGHT, NOTHING]
     for part in ("two_part", "sparse", "correct", "length"):
         assert score(judge, completions, golds=[broken] * 3, parts=(part,)) == [None] * 3
+
     caplog.clear()
     assert score(judge, [RIGHT, RIGHT], golds=["", "7"], parts=("format", "sparse")) == [None, 2.0]
     assert not caplog.text
+
     score(judge, [RIGHT, NOTHING], golds=["", ""])
     assert "none of 2 completions" in caplog.text
 
@@ -79,12 +141,22 @@ def test_parts_that_depend_on_length(judge):
     ids = [[0] * n for n in (1, 5, 10, 12, 1)]
     short = score(judge, [RIGHT] * 4 + [WRONG], ids=ids, parts=("length",))
     assert short == pytest.approx([0.9, 0.5, 0, 0, 0])
+
     # Seven equal tokens have four 4-grams, three of them repeated.
     ids = [[1, 2, 3, 4, 5, 6], [1] * 7, [1, 2, 3], []]
     assert score(judge, FOUR, ids=ids, parts=("repetition",)) == [0.0, -0.75, 0.0, 0.0]
-    ids, cut = [[0] * n for n in (5, 6, 8, 10, 11, 3)], [False] * 5 + [True]
+
+    ids = [[0] * n for n in (5, 6, 8, 10, 11, 3)]
+    cut = [False] * 5 + [True]
     overlong = {"parts": ("overlong",), "overlong_buffer": 4}
-    assert score(judge, [RIGHT] * 6, ids=ids, truncated=cut, **overlong) == [0, 0, -0.5, -1, -1, -1]
+
+    assert score(
+        judge,
+        [RIGHT] * 6,
+        ids=ids,
+        truncated=cut,
+        **overlong,
+    ) == [0, 0, -0.5, -1, -1, -1]
 
 
 def test_parts_are_weighted_and_summed(judge):
@@ -174,14 +246,26 @@ def own(tmp_path, monkeypatch):
         ("own_rewards.py:as_array", [1, 1]),
         ("trl.rewards:think_format_reward", [1, 0]),
         ("trl.rewards:get_cosine_scaled_reward(max_len=4)", [0.5, -0.5]),
-        ("trl.rewards:get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)",
-         [0, 0]),
+        (
+            "trl.rewards:get_soft_overlong_punishment("
+            "max_completion_len=100, soft_punish_cache=20)",
+            [0, 0],
+        ),
     ],
-)  # fmt: skip
+)
 def test_user_functions_and_those_of_trl(judge, name, scores):
     rows = rows_of({"hard": 0, "solution": "$7$"}, {"hard": 1, "solution": "$7$"})
     reward = make_reward(RewardConfig(parts=(name,)), judge, 2)
-    assert reward([THOUGHT, WRONG], [[1] * 4] * 2, ["7", None], [False] * 2, rows) == scores
+    assert (
+        reward(
+            [THOUGHT, WRONG],
+            [[1] * 4] * 2,
+            ["7", None],
+            [False] * 2,
+            rows,
+        )
+        == scores
+    )
 
 
 @pytest.mark.usefixtures("own")
@@ -189,8 +273,10 @@ def test_a_passing_failure_does_not_change_what_a_reward_reads(judge):
     reward = make_reward(RewardConfig(parts=("own_rewards.py:busy",)), judge, 8)
     arguments = ["a", "ab"], [[1], [1]], ["7", "7"], [False, False]
     assert reward(*arguments) == [1.0, 2.0]
+
     with pytest.raises(ValueError, match="KeyError"):
         reward(*arguments)
+
     assert reward(*arguments) == [1.0, 2.0]
 
 
@@ -203,8 +289,17 @@ def test_a_reward_of_plain_prompts_is_tried_too():
 @pytest.mark.usefixtures("own")
 def test_a_user_function_can_neither_empty_its_arguments_nor_overflow(judge):
     config = RewardConfig(parts=("own_rewards:empties", "own_rewards:by_columns"), weights=(1e9, 1))
-    ids, rows = [[1], [1]], rows_of({"hard": 0}, {"hard": 1})
-    scores = make_reward(config, judge, 2)([RIGHT, BARE], ids, ["7", "7"], [False, False], rows)
+    ids = [[1], [1]]
+    rows = rows_of({"hard": 0}, {"hard": 1})
+
+    scores = make_reward(config, judge, 2)(
+        [RIGHT, BARE],
+        ids,
+        ["7", "7"],
+        [False, False],
+        rows,
+    )
+
     assert (scores[0] > 1e20, scores[1] < -1e20, math.isfinite(sum(scores))) == (True, True, True)
     assert (ids, len(rows[0])) == ([[1], [1]], 2)
 
@@ -238,4 +333,5 @@ def test_an_unknown_or_broken_reward_is_named_with_its_line(judge, name, keyword
         make_reward(RewardConfig(parts=(name,)), judge, 10)(
             ["1", ""], [[1], [1]], ["7", "7"], [False, False]
         )
+
     assert name.partition(":")[0] in str(error.value)

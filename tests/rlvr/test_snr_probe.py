@@ -21,21 +21,28 @@ def test_it_is_the_snr_of_the_gradients_of_the_parts(tmp_path, settings, num_par
 
     class Spy(SnrProbe):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            parts, params = list(step_parts(trainer)), list(trainer.model.parameters())
-            own, gradients = [p.grad.clone() for p in params], []
+            parts = list(step_parts(trainer))
+            params = list(trainer.model.parameters())
+            own = [p.grad.clone() for p in params]
+
+            gradients = []
             for part in parts:
                 trainer.model.zero_grad()
                 trainer._compute_loss(trainer.model, part).backward()
                 gradients.append([p.grad.clone() for p in params])
+
             for p, grad in zip(params, own, strict=True):
                 p.grad = grad.clone()
+
             measured = measure_snr(trainer)
             assert all(torch.equal(p.grad, grad) for p, grad in zip(params, own, strict=True))
+
             results.append((len(parts), measured, gradient_snr(gradients)))
 
     trainer.add_callback(Spy(1, trainer))
     trainer.train()
     assert len(rows(trainer)) == len(results) == 2
+
     for number, measured, expected in results:
         assert number == num_parts
         assert measured == pytest.approx(expected, rel=1e-4)
@@ -44,12 +51,20 @@ def test_it_is_the_snr_of_the_gradients_of_the_parts(tmp_path, settings, num_par
 
 def test_training_is_the_same_to_the_bit(tmp_path):
     """An entropy target changes its bonus once a step, however often the loss is computed."""
-    objective = ObjectiveConfig(name="grpo", beta=0.0, entropy_bonus=0.02, entropy_target=9.0)
-    parts, settings = {"objective": objective}, {"max_steps": 2, **ACCUMULATED}
+    objective = ObjectiveConfig(
+        name="grpo",
+        beta=0.0,
+        entropy_bonus=0.02,
+        entropy_target=9.0,
+    )
+
+    parts = {"objective": objective}
+    settings = {"max_steps": 2, **ACCUMULATED}
     alone = train(tmp_path / "alone", parts=parts, **settings)
     probed = make_trainer(tmp_path / "probed", parts=parts, **settings)
     probed.callback_handler.callbacks.insert(0, SnrProbe(1, probed))
     probed.train()
+
     assert all("gradient/snr" in row for row in rows(probed))
     coefficients = [[row["entropy_coef"] for row in rows(x)] for x in (alone, probed)]
     assert coefficients[0] == pytest.approx([0.025, 0.03])

@@ -26,12 +26,15 @@ CALLS = {
     "start_anchor": "<eos> =",
     "fields": {
         "tool_calls": {
-            "open": "+", "close_pattern": r"<eos>|$", "content": "text",
-            "repeats": True, "transform": {"type": "function", "function": ADD},
+            "open": "+",
+            "close_pattern": r"<eos>|$",
+            "content": "text",
+            "repeats": True,
+            "transform": {"type": "function", "function": ADD},
         },
         "content": {"close_pattern": r"<eos>|$", "content": "text"},
     },
-}  # fmt: skip
+}
 OBJECTIVES = {
     "grpo": ObjectiveConfig(),
     "gmpo": ObjectiveConfig(name="gmpo"),
@@ -55,11 +58,13 @@ class Worlds:
     made: ClassVar[list] = []
 
     def __init__(self):
-        self.calls, self.row = 0, {}
+        self.calls = 0
+        self.row = {}
         self.made.append(self)
 
     def reset(self, **row):
-        self.calls, self.row = 0, row
+        self.calls = 0
+        self.row = row
         return " 7"
 
     def double(self, number: str) -> str:
@@ -77,7 +82,9 @@ class Worlds:
 
 def talking_tokenizer():
     tokenizer = make_tokenizer()
-    tokenizer.chat_template, tokenizer.response_template = CHAT, CALLS
+    tokenizer.chat_template = CHAT
+    tokenizer.response_template = CALLS
+
     return tokenizer
 
 
@@ -92,13 +99,24 @@ def short(completions, **_):
 
 def train(folder, objective, **more):
     parts = {
-        "objective": OBJECTIVES[objective], "optim": "muon", "train_dataset": chats(),
-        "processing_class": talking_tokenizer(), "reward_funcs": short, **more,
-    }  # fmt: skip
-    sizes = {"max_completion_length": 12, "per_device_train_batch_size": 16, "max_steps": 2}
+        "objective": OBJECTIVES[objective],
+        "optim": "muon",
+        "train_dataset": chats(),
+        "processing_class": talking_tokenizer(),
+        "reward_funcs": short,
+        **more,
+    }
+
+    sizes = {
+        "max_completion_length": 12,
+        "per_device_train_batch_size": 16,
+        "max_steps": 2,
+    }
+
     trainer = make_trainer(folder, parts=parts, **sizes)
     batches = spy(trainer)
     trainer.train()
+
     return trainer, batches
 
 
@@ -110,6 +128,7 @@ def test_results_of_tools_are_read_and_do_not_train(tmp_path, objective):
     assert all(torch.isfinite(torch.tensor(row["loss"])) for row in logged)
     assert any(row["tools/call_frequency"] > 0 and row["tools/turns"] > 1 for row in logged)
     assert all(0 <= row["tools/unfinished"] <= 1 for row in logged)
+
     inside = [(batch["tool_mask"] == 0) & (batch["completion_mask"] == 1) for batch in batches]
     assert any(mask.any() for mask in inside)
 
@@ -121,14 +140,25 @@ def test_an_environment_gets_the_row_and_adds_its_reward(tmp_path):
     assert trainer.reward_weights.tolist() == [1, 1]
     assert {"prompt", "gold"} <= Worlds.made[0].row.keys()
     assert any(row["rewards/Worlds/mean"] > 0 for row in rows(trainer))
+
     # Votes alone train.
     trainer, _ = train(tmp_path, "vote", environment_factory=Worlds)
     assert trainer.reward_weights.tolist() == [1, 0, 0]
 
 
 def test_a_result_is_not_an_answer():
-    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}
-    result = {"role": "tool", "name": "double", "content": r"\boxed{8}"}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function"}],
+    }
+
+    result = {
+        "role": "tool",
+        "name": "double",
+        "content": r"\boxed{8}",
+    }
+
     answer = {"role": "assistant", "content": r"\boxed{9}"}
     episodes = [[call], [call, result], [call, result, answer], "7"]
     assert completion_texts(episodes) == ["", "", r"\boxed{9}", "7"]
@@ -143,9 +173,12 @@ def test_an_evaluation_plays_whole_episodes(in_world):
     given = [{"gold": gold, "columns": {}} for gold in data["gold"]] * 8
     arguments = make_model(), talking_tokenizer(), list(data["prompt"]) * 8, given
     done, again = (box.play(*arguments, max_tokens=20, temperature=1.0) for _ in range(2))
+
     assert done == again
-    plus, end = 13, 1
+    plus = 13
+    end = 1
     played = [one for one in done if end in one.ids]  # a first turn's end, then more
+
     assert played
     assert all(plus in one.ids for one in played)
     assert (sum(world.calls for world in Worlds.made) > 0) == in_world
@@ -174,6 +207,7 @@ def test_unusable_tools_are_refused(settings, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(SOURCE)
     assert code_names(TrainConfig(**settings))  # a run folder alone does not make them run
+
     with pytest.raises(ValueError, match=named):
         load_toolbox(TrainConfig(**settings))
 
@@ -183,5 +217,6 @@ def test_settings_and_models_that_cannot_call_tools_are_refused(flag, capsys):
     for words in (["--rollout.fast"], ["--objective.name", "mgrpo"]):
         assert cli.main(["train", flag, "own.py:x", *words]) == 2
         assert words[0] in capsys.readouterr().err
+
     with pytest.raises(ValueError, match="some/model"):
         Toolbox([double]).prepare(make_tokenizer(), "some/model")

@@ -80,13 +80,18 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "earned.py").write_text(REWARD)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         words = f"{SMALL} --model.name {model} --out {folder / 'run'}"
         assert cli.main(["train", *words.split()]) == 0
+
     sys.modules.pop("earned")
-    first, last = (load_file(folder / f"run/checkpoints/checkpoint-{step}/model.safetensors")
-                   for step in (1, 4))  # fmt: skip
+    first, last = (
+        load_file(folder / f"run/checkpoints/checkpoint-{step}/model.safetensors")
+        for step in (1, 4)
+    )
+
     assert not same(first, last)  # or nothing below would mean anything
     return folder / "run"
 
@@ -100,11 +105,15 @@ def assert_same_end(one: str | Path, other: str, step: int = 4, new: tuple = ())
     """Same weights to the last bit, same metrics (but `new` ones), same samples and events, and in
     each checkpoint the same one to go back to."""
     states = [sorted(Path(path).glob("checkpoints/*/trainer_state.json")) for path in (one, other)]
-    healthy = [[Path(json.loads(file.read_text())["best_model_checkpoint"] or "").name
-                for file in files] for files in states]  # fmt: skip
+    healthy = [
+        [Path(json.loads(file.read_text())["best_model_checkpoint"] or "").name for file in files]
+        for files in states
+    ]
+
     assert healthy[0] == healthy[1]
     pattern = f"checkpoints/checkpoint-{step}/*model.safetensors"  # the model's or the adapter's
     assert same(*(load_file(*Path(path).glob(pattern)) for path in (one, other)))
+
     for name in ("metrics", "samples", "events"):
         assert stream(one, name) == stream(other, name, (*TIMES, *new))
 
@@ -132,6 +141,7 @@ def refusal(run: Callable[..., int], words: str, capsys: pytest.CaptureFixture[s
     assert run(words) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1, errors
+
     return errors
 
 
@@ -141,6 +151,7 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     measured = ("eval/", "gradient/", "forgetting/")
     assert_same_end(whole, "runs/last", new=measured)  # measuring moves nothing
     rows = made.rows("metrics")
+
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
@@ -152,18 +163,22 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert "| before | after | gain |" in (made.path / "report.md").read_text()
     assert (made.path / "report.html").is_file()
     assert "step 4/4" in capsys.readouterr().out
+
     # The folder is used, and the run is over.
     path = str(made.path)
     for words, named in [(f"--out {path}", "--out"), (f"--resume {path}", f"mesotron eval {path}")]:
         assert named in refusal(run, words, capsys)
+
     (made.path / "result.json").unlink()
     with made:
         assert "in use" in refusal(run, f"--resume {path}", capsys)
+
     assert "config.json" in refusal(run, "--resume absent", capsys)
 
 
 def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeypatch):
-    seen, evaluate = {}, session.evaluate_part
+    seen = {}
+    evaluate = session.evaluate_part
 
     def spy(parts, model, name):
         seen[name] = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -171,15 +186,22 @@ def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeyp
 
     monkeypatch.setattr(session, "evaluate_part", spy)
     assert run("--average 0.5 --eval-every 3 --out averaged") == 0
+
     for step, name in ((3, "step 3"), (4, "after")):
         folder = Path(f"averaged/checkpoints/checkpoint-{step}")
-        state, prefix = load_file(folder / "process-0.safetensors"), "process-0.stateful.average"
+        state = load_file(folder / "process-0.safetensors")
+        prefix = "process-0.stateful.average"
         average = {n: state[f"{prefix}.tensors.{n}"] for n in seen[name]}
+
         assert same(seen[name], average)
         own = load_file(folder / "model.safetensors")
         assert same({n: average[n] for n in own}, own) == (step == 4)
-    raw = (load_file(path / "checkpoints/checkpoint-3/model.safetensors")
-           for path in (whole, Path("averaged")))  # fmt: skip
+
+    raw = (
+        load_file(path / "checkpoints/checkpoint-3/model.safetensors")
+        for path in (whole, Path("averaged"))
+    )
+
     assert same(*raw)  # averaging moves nothing
 
 
@@ -187,23 +209,34 @@ def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeyp
     ("words", "step", "damaged", "shown", "checkpoints"),
     [
         ("", 4, "checkpoint-3/process-0.json", "from step 2", {1, 2, 3, 4}),
-        pytest.param("", 1, "", "no intact checkpoint", {1, 2, 3, 4}, marks=slow),
-        pytest.param("--guard rollback --save-every 3", 2, "", "from step 0", {0, 3, 4},
-                     marks=slow),  # a guarded run keeps its start
+        pytest.param(
+            "",
+            1,
+            "",
+            "no intact checkpoint",
+            {1, 2, 3, 4},
+            marks=slow,
+        ),
+        pytest.param(
+            "--guard rollback --save-every 3", 2, "", "from step 0", {0, 3, 4}, marks=slow
+        ),  # a guarded run keeps its start
     ],
-)  # fmt: skip
+)
 def test_the_newest_intact_checkpoint_is_resumed(
     run, whole, capsys, words, step, damaged, shown, checkpoints
 ):
     interrupt(run, words, step)
     if damaged:
         Path("killed/checkpoints", damaged).write_text("{}")
+
     assert run("--resume killed") == 0
     output = capsys.readouterr().out
     assert shown in output
     assert damaged in output
+
     if words:  # which checkpoint is the healthy one depends on how many there are
         assert run(f"{words} --out alone") == 0
+
     assert_same_end("alone" if words else whole, "killed")
     kept = {int(path.name.split("-")[1]) for path in Path("killed/checkpoints").iterdir()}
     assert kept == checkpoints
@@ -218,6 +251,7 @@ def test_killed_between_saving_and_pruning(run, monkeypatch):
         patch.setattr("mesotron.runs.checkpoints.prune", kill)
         with pytest.raises(Killed):
             run("--steps 2 --keep 1 --guard off --out killed")
+
     assert run("--resume killed") == 0
     assert [path.name for path in Path("killed/checkpoints").iterdir()] == ["checkpoint-2"]
 
@@ -233,18 +267,26 @@ def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, c
     with monkeypatch.context() as patch:
         at_row(patch, 2, stop)
         assert run("--out stopped") == 0
+
     # The signal came after the end of step 2, so step 3 is the one that was finished.
     assert "mesotron train --resume stopped" in capsys.readouterr().out
     assert len(stream("stopped")) == 3
     assert run("--resume stopped") == 0
+
     assert_same_end(whole, "stopped")
     assert RunFolder(Path("stopped")).result == RunFolder(whole).result
+
     warned = [line.split()[0] for line in caplog.messages if "not written" in line]
     assert {*warned} == {"report.md", "report.html"}
 
 
 def raise_alarm(monkeypatch: pytest.MonkeyPatch, **event: Any) -> Event:
-    alarm = Event(detector="entropy_collapse", severity="stop", diagnosis="gone", **event)
+    alarm = Event(
+        detector="entropy_collapse",
+        severity="stop",
+        diagnosis="gone",
+        **event,
+    )
 
     def see(self: Engine, row: dict[str, float]) -> list[Event]:
         return [alarm] if row["step"] == alarm.step and "loss" in row else []
@@ -257,9 +299,11 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
     event = raise_alarm(monkeypatch, step=2, remedy="restart")
     assert run("--guard stop --out stopped") == 0
     assert event.sentence() in capsys.readouterr().out
+
     events = stream("stopped", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
     assert run("--guard rollback --out given_up") == 0
+
     last = next(line for line in capsys.readouterr().out.splitlines() if "stopped at" in line)
     assert "no automatic remedy" in last
     assert "start again" not in last
@@ -269,19 +313,31 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
     ("words", "refused"),
     [
         ("", set()),
-        pytest.param("--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
-                     {"objective.beta"}, marks=slow),
+        pytest.param(
+            "--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
+            {"objective.beta"},
+            marks=slow,
+        ),
         pytest.param("--objective.name mgrpo --objective.beta 0", {"reward.parts"}, marks=slow),
     ],
-)  # fmt: skip
+)
 def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, words, refused):
     remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)  # every change a trainer accepts
     changes = tuple(asdict(change) for change in remedy)
-    raise_alarm(monkeypatch, step=3, began=2, remedy="back", changes=changes)
+    raise_alarm(
+        monkeypatch,
+        step=3,
+        began=2,
+        remedy="back",
+        changes=changes,
+    )
+
     words += " --guard rollback --steps 5"
     assert run(f"{words} --out whole") == 0
+
     interrupt(run, words, step=5)
     assert run("--resume killed") == 0
+
     assert_same_end("whole", "killed", step=5)
     act = stream("whole", "events")[1]
     assert (act["kind"], act["checkpoint"]) == ("guard", 1)
@@ -299,7 +355,12 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
 )
 def test_a_reward_that_pays_for_the_format_is_not_exchanged(judge, parts, reason):
     config = TrainConfig(reward=RewardConfig(parts=parts), rollout=RolloutConfig(max_tokens=64))
-    parts_of_run = Mock(config=config, judge=judge, device=torch.device("cpu"))
+    parts_of_run = Mock(
+        config=config,
+        judge=judge,
+        device=torch.device("cpu"),
+    )
+
     settings = live_settings(Mock(self_labeled=False), parts_of_run)
     obstacle_found = obstacle(TWO_PART, settings["reward.parts"])
     assert bool(obstacle_found) == bool(reason)
@@ -310,19 +371,25 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
     monkeypatch.setattr(spending, "Meter", SlowMeter)
     assert run("--budget 0.25 --price 3 --out bought") == 0  # 300 seconds
     assert "$0.08 of $0.33" in capsys.readouterr().out  # spent, and projected
+
     bought = RunFolder(Path("bought"))
-    rows, spent = bought.rows("metrics"), bought.load("spent")
+    rows = bought.rows("metrics")
+    spent = bought.load("spent")
+
     assert rows[0]["cost/projected"] == pytest.approx(400 / 3600 * 3)
     assert spent is not None
     assert (len(rows), spent["seconds"], spent["dollars"]) == (3, 300, 0.25)
     assert "budget" in refusal(run, "--resume bought --budget 0.33", capsys)
+
     # A run beside it knows how long a step takes, and does not begin.
     assert "time limit" in refusal(run, "--time-limit 99s --out beside", capsys)
     assert not Path("beside").exists()
     assert run("--resume bought --budget 9 --gpu h100") == 0
+
     assert_same_end(whole, "bought")
     first = bought.rows("metrics")[len(rows)]  # earlier hours keep the earlier price
     seconds = first["time/spent"] - spent["seconds"]
+
     assert first["cost/spent"] == pytest.approx(spent["dollars"] + seconds / 3600 * 3.95)
 
 
@@ -371,6 +438,7 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     assert "step 2" in refusal(run, "--out spoiled", capsys)
     assert [path.name for path in Path("spoiled/checkpoints").iterdir()] == ["checkpoint-1"]
     assert math.isnan(stream("spoiled")[1]["loss"])
+
     events = stream("spoiled", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "nonfinite")]
     assert run("--guard rollback --out whole") == 0
@@ -411,7 +479,8 @@ def test_precision_where_it_is_unset():
         assert choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype == dtype
 
 
-SMALL_MODEL, LARGE_MODEL = 10**8, 10**10
+SMALL_MODEL = 10**8
+LARGE_MODEL = 10**10
 AUTO = {"rollout": RolloutConfig(vllm="auto")}
 GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
 
@@ -424,8 +493,12 @@ GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
         ("cpu", SMALL_MODEL, {"steps": 500}, (False, True, "off")),
         ("gpu", LARGE_MODEL, {}, (False, False, "off")),
         ("two gpus", SMALL_MODEL, {}, (False, False, "off")),
-        ("gpu", SMALL_MODEL, {"rollout": RolloutConfig(vllm="colocate")},
-         (False, False, "colocate")),
+        (
+            "gpu",
+            SMALL_MODEL,
+            {"rollout": RolloutConfig(vllm="colocate")},
+            (False, False, "colocate"),
+        ),
         ("cpu", LARGE_MODEL, GIVEN, (True, True, "off")),
         ("gpu", 1_700_000_000, AUTO, (True, False, "off")),
         ("gpu, not fusing", 1_700_000_000, AUTO, (False, False, "colocate")),
@@ -433,11 +506,12 @@ GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
         ("gpu without vllm", 2_000_000_000, AUTO, (False, False, "off")),
         ("cpu", 2_000_000_000, AUTO, (False, False, "off")),
     ],
-)  # fmt: skip
+)
 def test_speed_where_it_is_unset(monkeypatch, machine, weights, settings, chosen):
     monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: "without" not in machine)
     if "two" in machine:
         monkeypatch.setenv("WORLD_SIZE", "2")
+
     given = TrainConfig(**{"steps": 40, **settings})
     config = choose_speed(given, machine != "cpu", weights, "not fusing" not in machine)
     assert (config.rollout.fast, config.optim.fused, config.rollout.vllm) == chosen

@@ -33,10 +33,12 @@ def test_overrides_are_in_the_table_with_the_signatures_of_the_tested_versions()
         Path(inspect.getfile(GRPOTrainer)).with_name("overrides.toml").read_text()
     )
     assert trl.__version__.rpartition(".")[0] in overrides.pop("trl")
+
     overridden = {name: text for table in overrides.values() for name, text in table.items()}
     for name, parameters in overridden.items():
         current = ", ".join(inspect.signature(getattr(trl.GRPOTrainer, name)).parameters)
         assert current == parameters, f"{name} changed: check its override and overrides.toml"
+
     ours = GRPOTrainer.__mro__[: GRPOTrainer.__mro__.index(trl.GRPOTrainer)]
     replaced = {name for cls in ours for name in vars(cls) if name in dir(trl.GRPOTrainer)}
     assert {name for name in replaced if not name.startswith("__")} == set(overridden)
@@ -54,6 +56,7 @@ def test_by_default_it_is_trls_trainer_to_the_bit(tmp_path, settings, parts):
     plain = tiny.train(tmp_path, trl.GRPOTrainer, **settings)
     ours = tiny.train(tmp_path, parts=parts, **settings)
     assert tiny.same(tiny.weights(plain), tiny.weights(ours))
+
     for row, own in zip(tiny.rows(plain), tiny.rows(ours), strict=True):
         names = row.keys() - tiny.TIMES
         assert {k: own[k] for k in names} == {k: row[k] for k in names}
@@ -76,6 +79,7 @@ def loss_of(trainer, batch, **settings) -> float:
     vars(trainer).update(settings)
     loss = trainer._compute_loss(trainer.model.train(), batch).item()
     vars(trainer).update(before)
+
     return loss
 
 
@@ -86,6 +90,7 @@ def gmpo(tmp_path_factory):
     trainer.current_gradient_accumulation_steps = 1
     torch.manual_seed(1)
     ids = torch.randint(3, 25, (4, 5))
+
     batch = {
         "prompt_ids": torch.randint(3, 25, (4, 3)),
         "prompt_mask": torch.ones(4, 3, dtype=torch.long),
@@ -94,15 +99,19 @@ def gmpo(tmp_path_factory):
         "advantages": torch.tensor([1.0, -1.0, 0.5, 2.0]),
         "num_items_in_batch": torch.tensor(12),
     }
+
     trainer._compute_loss(trainer.model, batch)
     full = torch.cat([batch["prompt_ids"], ids], 1)
+
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     with torch.no_grad():
         logprobs, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, full, mask, 5, compute_entropy=True
         )
+
     shift = 0.6 * torch.randn(4, 5)
     batch["old_per_token_logps"] = logprobs - shift
+
     return trainer, batch, shift, logprobs, entropies
 
 
@@ -113,6 +122,7 @@ def by_hand(batch, shift, weight=(1, 1, 1, 1)):
         d = shift[k, :size].tolist()
         d = [min(x, 0.4) if A > 0 else max(x, -0.4) for x in d]
         total -= A * math.exp(sum(d) / max(size, 1)) * weight[k]
+
     return total / 4
 
 
@@ -123,38 +133,55 @@ def close(value):
 def test_gmpo_in_the_trainer_by_hand(gmpo):
     """The loss, TRL's corrections, KL term and entropy bonus, and what is logged."""
     trainer, batch, shift, logprobs, entropies = gmpo
-    mask, policy_loss = batch["completion_mask"], by_hand(batch, shift)
+    mask = batch["completion_mask"]
+    policy_loss = by_hand(batch, shift)
+
     assert loss_of(trainer, batch) == close(policy_loss)
-    real, A = mask.bool(), batch["advantages"][:, None]
+    real = mask.bool()
+    A = batch["advantages"][:, None]
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    high, low = (shift > 0.4) & (A > 0) & real, (shift < -0.4) & (A < 0) & real
+    high = (shift > 0.4) & (A > 0) & real
+    low = (shift < -0.4) & (A < 0) & real
+
     assert logged["clip_ratio/high_mean"] == close(high.sum().item() / 12)
     assert logged["clip_ratio/low_mean"] == close(low.sum().item() / 12)
     assert logged["ratio/log_max"] == close(shift[real].max().item())
     assert logged["ratio/log_min"] == close(shift[real].min().item())
+
     # The correction of the sampler's log-probabilities.
     ratio = torch.tensor([[0.5], [2.0], [0.0], [1.0]])
     loss = loss_of(trainer, {**batch, "importance_sampling_ratio": ratio}, use_vllm=True)
     assert loss == close(by_hand(batch, shift, ratio[:, 0].tolist()))
+
     # The off-policy mask: only sequence 1 has A < 0; its KL is the mean of -shift.
     kl = -shift[1, :3].mean().item()
     assert loss_of(trainer, batch, off_policy_mask_threshold=kl + 0.01) == close(policy_loss)
+
     loss = loss_of(trainer, batch, off_policy_mask_threshold=kl - 0.01)
     assert loss == close(by_hand(batch, shift, (1, 0, 1, 1)))
+
     # TRL weighs the KL of each token by its ratio (use_bias_correction_kl).
     ratio = (shift.exp() * mask).sum(1) / mask.sum(1).clamp(min=1)
     kl = (math.exp(-0.1) + 0.1 - 1) * ratio.mean().item()
     loss = loss_of(trainer, {**batch, "ref_per_token_logps": logprobs - 0.1}, beta=0.5)
+
     assert loss == close(policy_loss + 0.5 * kl)
     H = (entropies * mask).sum().item() / 12
     loss = loss_of(trainer, batch, entropy_coef=0.1, _entropy_bonus_enabled=True)
+
     assert loss == close(policy_loss - 0.1 * H)
     assert trainer._metrics["train"]["policy_loss"][-1] == close(policy_loss)
 
 
 def test_the_reference_is_the_model_as_it_was_given(tmp_path):
     objective = ObjectiveConfig(name="grpo", beta=0.1)
-    trainer = tiny.train(tmp_path, parts={"objective": objective}, **OFF_POLICY, learning_rate=0.1)
+    trainer = tiny.train(
+        tmp_path,
+        parts={"objective": objective},
+        **OFF_POLICY,
+        learning_rate=0.1,
+    )
+
     assert tiny.same(trainer.ref_model.weights, tiny.initial_weights())
     assert tiny.rows(trainer)[0]["kl"] == 0
     assert tiny.rows(trainer)[-1]["kl"] > 1e-3
@@ -162,10 +189,12 @@ def test_the_reference_is_the_model_as_it_was_given(tmp_path):
 
 def test_the_reference_has_no_dropout(tmp_path):
     parts = {"model": tiny.make_model(attention_dropout=0.5)}
-    trainer, ids = tiny.make_trainer(tmp_path, parts=parts, beta=0.1), torch.tensor([[15, 3, 4]])
+    trainer = tiny.make_trainer(tmp_path, parts=parts, beta=0.1)
+    ids = torch.tensor([[15, 3, 4]])
     trainer.policy.train()
     passed = trainer._get_per_token_logps_and_entropies
     (a, _, _), (b, _, _) = (passed(trainer.ref_model, ids, ids > 0, 2) for _ in range(2))
+
     assert torch.equal(a, b)
     assert trainer.policy.training
 
@@ -173,15 +202,28 @@ def test_the_reference_has_no_dropout(tmp_path):
 def test_a_reference_that_trl_moves_is_trls_own(tmp_path):
     tiny.make_model().save_pretrained(tmp_path)
     parts = {"model": AutoModelForCausalLM.from_pretrained(tmp_path)}
-    trainer = tiny.make_trainer(tmp_path, parts=parts, beta=0.1, sync_ref_model=True)
+    trainer = tiny.make_trainer(
+        tmp_path,
+        parts=parts,
+        beta=0.1,
+        sync_ref_model=True,
+    )
+
     assert "SyncRefModelCallback" in str(trainer.callback_handler.callback_list)
 
 
 @pytest.mark.parametrize("name", ["pion", "adamw"])
 def test_an_optimizer_by_name_trains_at_the_rate_of_the_arguments_and_is_measured(tmp_path, name):
-    trainer = tiny.train(tmp_path, parts={"optim": name}, max_steps=2, learning_rate=0.03)
+    trainer = tiny.train(
+        tmp_path,
+        parts={"optim": name},
+        max_steps=2,
+        learning_rate=0.03,
+    )
+
     assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.03}
     assert not tiny.same(tiny.weights(trainer), tiny.initial_weights())
+
     last = tiny.rows(trainer)[-1]
     assert last["optim/skipped"] == 0
     assert any(key.endswith("/update_rms") and key.startswith("optim/") for key in last)
@@ -202,6 +244,7 @@ def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
     before = tiny.weights(trainer)
     trainer.train()
     changed = {n for n, w in tiny.weights(trainer).items() if not torch.equal(w, before[n])}
+
     assert changed == {n for n in before if "lora" in n}
 
 
@@ -210,8 +253,15 @@ def test_adapters_on_the_head_and_an_optimizer_built_before_them_are_refused(tmp
     lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
     with pytest.raises(ValueError, match="lm_head"):
         tiny.make_trainer(tmp_path, parts={"peft_config": lora})
-    model, lora = tiny.make_model(), LoraConfig(r=2, target_modules=["q_proj"])
-    parts = {"model": model, "peft_config": lora, "optimizers": (mesotron.muon(model), None)}
+
+    model = tiny.make_model()
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+
+    parts = {
+        "model": model,
+        "peft_config": lora,
+        "optimizers": (mesotron.muon(model), None),
+    }
     with pytest.raises(ValueError, match="lora_A"):
         tiny.train(tmp_path, parts=parts)
 
@@ -219,19 +269,25 @@ def test_adapters_on_the_head_and_an_optimizer_built_before_them_are_refused(tmp
 def test_clipping_scales_the_auxiliary_groups_and_if_wanted_the_matrices():
     model = tiny.make_model()
     optimizer = build_optimizer(model, OptimConfig(name="muon"))
+
     for p in model.parameters():
         p.grad = torch.full_like(p, 3.0)
+
     spectral = [p for g in optimizer.param_groups if g["rule"] == "muon" for p in g["params"]]
     others = [p for g in optimizer.param_groups if g["rule"] != "muon" for p in g["params"]]
     assert spectral
+
     norms = clip_gradients(optimizer, 0.5)
     assert all(p.grad.eq(3.0).all() for p in spectral)
+
     clip_gradients(optimizer, 0.5, matrices=True)
     for params in (spectral, others):
         clipped = torch.cat([p.grad.flatten() for p in params]).norm()
         torch.testing.assert_close(clipped, torch.tensor(0.5), rtol=1e-4, atol=0)
+
     size = sum(p.numel() for p in model.parameters())
     assert norms.total.item() == pytest.approx(3 * size**0.5, rel=1e-4)
+
     size = sum(p.numel() for p in others)
     assert norms.auxiliary.item() == pytest.approx(3 * size**0.5, rel=1e-4)
 
@@ -241,16 +297,20 @@ def test_a_broken_matrix_is_skipped_alone_and_a_broken_bias_with_all_clipped_bes
     """Scaled to zero, the latter would still be stepped, along their old momentum."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2))
+
     first, second = (p for group in optimizer.param_groups[:1] for p in group["params"][:2])
     for bad, value in ((None, 1.0), (first, broken), (model[0].bias, broken)):
         before = {p: p.detach().clone() for p in model.parameters()}
         for p in model.parameters():
             p.grad = torch.eye(8) if p.ndim == 2 else torch.ones(8)
+
         if bad is not None:
             bad.grad.view(-1)[0] = value
+
         clip_gradients(optimizer, 1.0, matrices=True)
         optimizer.step()
         moved = {p for p in before if not torch.equal(p, before[p])}
+
         assert second in moved
         assert (first in moved) == (bad is not first)
         assert (model[1].bias in moved) == (bad is not model[0].bias)
@@ -261,6 +321,7 @@ def test_clip_is_passed_on(tmp_path, monkeypatch):
     monkeypatch.setattr("mesotron.rlvr.trainer.clip_gradients", clip)
     optim = OptimConfig(name="muon", lr=1e-3, clip="all")
     tiny.train(tmp_path, parts={"optim": optim}, max_steps=1)
+
     assert clip.call_args.args[2] is True
 
 
@@ -274,6 +335,7 @@ def test_reward_functions_get_the_facts(tmp_path):
     with Verifier() as verifier:
         parts = {"judge": Judge(FORMATS["boxed"], verifier), "reward_funcs": right}
         (logged,) = tiny.rows(tiny.train(tmp_path, parts=parts, max_steps=1))
+
     facts, truncated, row, gold = seen[0]
     assert [one["gold"] for one in row] == gold
     assert [fact.truncated for fact in facts] == truncated
@@ -295,15 +357,27 @@ def constant(completions, **_):
 
 
 def resample(**options):
-    return ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample", **options)
+    return ObjectiveConfig(
+        name="grpo",
+        beta=0.0,
+        dynamic_sampling="resample",
+        **options,
+    )
 
 
 def train_and_spy(folder, objective, reward=constant_for_even):
     """The trainer, and (batch, log row) of each step; a batch has 6 groups of 4."""
     parts = {"objective": objective, "reward_funcs": reward}
-    trainer = tiny.make_trainer(folder, parts=parts, per_device_train_batch_size=24, max_steps=2)
+    trainer = tiny.make_trainer(
+        folder,
+        parts=parts,
+        per_device_train_batch_size=24,
+        max_steps=2,
+    )
+
     batches = tiny.spy(trainer)
     trainer.train()
+
     return trainer, list(zip(batches, tiny.rows(trainer), strict=True))
 
 
@@ -319,11 +393,17 @@ def test_zero_spread_is_counted_by_group_whatever_rewards_are_scaled_by(tmp_path
     )
     for row in tiny.rows(trainer):
         assert row["frac_reward_zero_std"] == row["groups/zero_signal"]
+
     assert max(row["groups/zero_signal"] for row in tiny.rows(trainer)) >= 1 / 6
 
 
 def test_dropped_groups_leave_the_loss(tmp_path):
-    objective = ObjectiveConfig(name="grpo", beta=0.1, dynamic_sampling="drop")
+    objective = ObjectiveConfig(
+        name="grpo",
+        beta=0.1,
+        dynamic_sampling="drop",
+    )
+
     trainer, steps = train_and_spy(tmp_path, objective)
     num_silent = 0
     for batch, row in steps:
@@ -331,31 +411,41 @@ def test_dropped_groups_leave_the_loss(tmp_path):
         lengths = loss_mask(batch).sum(1).tolist()
         silent = [n == 0 for n in lengths]
         digits = first_digits(trainer, batch)
+
         assert all(s for s, digit in zip(silent, digits, strict=True) if digit % 2 == 0)
         assert batch["num_items_in_batch"] == sum(lengths)
         assert row["dynamic/filled"] == pytest.approx(1 - sum(silent) / 24)
+
         num_silent += sum(silent)
+
     assert num_silent
 
 
 @pytest.mark.parametrize("oversample", [1, 4])
 def test_resampling_fills_the_batch_with_prompts_with_a_signal(tmp_path, monkeypatch, oversample):
-    sampled, generate = [], GRPOTrainer._generate_single_turn
+    sampled = []
+    generate = GRPOTrainer._generate_single_turn
     monkeypatch.setattr(
-        GRPOTrainer, "_generate_single_turn",
+        GRPOTrainer,
+        "_generate_single_turn",
         lambda self, ids, *rest: sampled.append(len(ids)) or generate(self, ids, *rest),
-    )  # fmt: skip
+    )
+
     rounds = 20 if oversample == 1 else 1
     objective = resample(dynamic_max_rounds=rounds, dynamic_oversample=oversample)
+
     trainer, steps = train_and_spy(tmp_path, objective)
     for batch, row in steps:
         digits = first_digits(trainer, batch)
         assert len(digits) == 24
         assert all(digit % 2 == 1 for digit in digits)
+
         groups = batch["advantages"].view(-1, 4)
         assert (groups.amax(1) > groups.amin(1)).all()
+
         torch.testing.assert_close(groups.sum(1), torch.zeros(6), atol=1e-4, rtol=0)
         assert row["dynamic/filled"] == 1
+
     rounds = {row["dynamic/rounds"] for _, row in steps}
     if oversample == 1:
         assert max(rounds) > 1
@@ -374,7 +464,12 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
         sampled.append(sorted(digits[::4], reverse=True))
         return [1.0 + digit * (k % 2) for k, digit in enumerate(digits)]
 
-    objective = resample(dynamic_max_rounds=1, dynamic_oversample=4, dynamic_choice="widest")
+    objective = resample(
+        dynamic_max_rounds=1,
+        dynamic_oversample=4,
+        dynamic_choice="widest",
+    )
+
     trainer, steps = train_and_spy(tmp_path, objective, wide_for_large)
     for (batch, _), digits in zip(steps, sampled, strict=True):
         assert sorted(first_digits(trainer, batch)[::4], reverse=True) == digits[:6]
@@ -382,12 +477,32 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
 
 
 def test_a_router_loss_needs_no_signal(tmp_path):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    experts = {"num_local_experts": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-    config = MixtralConfig(vocab_size=len(tiny.WORDS), **sizes, **experts)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+    }
+
+    experts = {
+        "num_local_experts": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+    }
+
+    config = MixtralConfig(
+        vocab_size=len(tiny.WORDS),
+        **sizes,
+        **experts,
+    )
+
     model = MixtralForCausalLM(config)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts = {"model": model, "optim": "muon", "reward_funcs": constant}
+    parts = {
+        "model": model,
+        "optim": "muon",
+        "reward_funcs": constant,
+    }
+
     assert not tiny.same(tiny.weights(tiny.train(tmp_path, parts=parts, max_steps=1)), start)
 
 
@@ -396,13 +511,20 @@ def test_a_step_without_tokens_logs_no_entropy(tmp_path):
     objective = ObjectiveConfig(
         name="gmpo", beta=0.1, dynamic_sampling="drop", entropy_bonus=0.02, entropy_target=1e-9
     )
-    settings = {"max_steps": 1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    settings = {
+        "max_steps": 1,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+    }
+
     parts = {"objective": objective}
     trainer = tiny.train(tmp_path, parts={**parts, "reward_funcs": constant}, **settings)
     (row,) = tiny.rows(trainer)
+
     assert [row[name] for name in ("entropy", "kl", "clip_ratio/region_mean")] == [None] * 3
     assert row["entropy_coef"] == 0.02
     assert trainer._last_world_entropy == torch.inf
+
     trainer = tiny.train(tmp_path, parts=parts, **settings)
     (row,) = tiny.rows(trainer)
     assert row["entropy"] == pytest.approx(trainer._last_world_entropy)
@@ -422,9 +544,25 @@ def test_a_batch_without_a_signal_moves_nothing(tmp_path, optim, beta, how, clip
         seen.append(tiny.weights(trainer))
         return tiny.small_digits(completions) if len(seen) == 1 else [0.1] * len(completions)
 
-    objective = ObjectiveConfig(name="grpo", beta=beta, dynamic_sampling=how)
-    parts = {"objective": objective, "optim": optim, "reward_funcs": fading}
-    trainer = tiny.make_trainer(tmp_path, parts=parts, num_generations=8, max_grad_norm=clip)
+    objective = ObjectiveConfig(
+        name="grpo",
+        beta=beta,
+        dynamic_sampling=how,
+    )
+
+    parts = {
+        "objective": objective,
+        "optim": optim,
+        "reward_funcs": fading,
+    }
+
+    trainer = tiny.make_trainer(
+        tmp_path,
+        parts=parts,
+        num_generations=8,
+        max_grad_norm=clip,
+    )
+
     trainer.train()
     start, moved, still = seen
     assert not tiny.same(moved, start)
@@ -446,7 +584,11 @@ def test_an_update_after_a_short_one_keeps_its_signal(tmp_path):
     accumulated = {"gradient_accumulation_steps": 4, "steps_per_generation": 1}
     trainer = tiny.make_trainer(tmp_path, parts=parts, **accumulated)
     trainer.train()
-    first, second, third, last = seen[0], seen[4], seen[6], tiny.weights(trainer)
+    first = seen[0]
+    second = seen[4]
+    third = seen[6]
+    last = tiny.weights(trainer)
+
     assert not tiny.same(first, second)
     assert tiny.same(second, third)
     assert not tiny.same(third, last)
@@ -470,11 +612,18 @@ def test_huge_rewards_are_clipped_and_still_train(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["gmpo", "luspo", "vespo", "clip_cov", "kl_cov"])
 def test_further_objectives_train_off_policy(tmp_path, name):
-    trainer = tiny.train(tmp_path, parts={"objective": name}, **OFF_POLICY, learning_rate=0.1)
+    trainer = tiny.train(
+        tmp_path,
+        parts={"objective": name},
+        **OFF_POLICY,
+        learning_rate=0.1,
+    )
+
     rows = tiny.rows(trainer)
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
     assert all(("cov/treated" in row) == name.endswith("_cov") for row in rows)
+
     if name == "gmpo":
         assert rows[0]["ratio/log_min"] == pytest.approx(0, abs=1e-5)
         assert rows[1]["ratio/log_min"] < -1e-3 < 1e-3 < rows[1]["ratio/log_max"]
@@ -489,12 +638,15 @@ def test_garbage_is_gone_before_training_and_the_rest_is_not_searched(tmp_path):
             seen.append((gc.get_freeze_count() > 0, garbage() is None))
 
     gc.unfreeze()  # the whole session's
-    seen, trainer = [], tiny.make_trainer(tmp_path, max_steps=1)
+    seen = []
+    trainer = tiny.make_trainer(tmp_path, max_steps=1)
     trainer.add_callback(Probe())
     gc.disable()
     node = Node()
-    node.itself, garbage = node, weakref.ref(node)
+    node.itself = node
+    garbage = weakref.ref(node)
     del node
+
     try:
         trainer.train()
         assert (seen, gc.get_freeze_count()) == ([(True, True)], 0)

@@ -13,7 +13,9 @@ class Engine:
     """Like TRL's `VLLMGeneration`; keeps the weights it was given last."""
 
     def __init__(self, trainer):
-        self.trainer, self.held, self.calls = trainer, None, []
+        self.trainer = trainer
+        self.held = None
+        self.calls = []
 
     def sync_weights(self):
         self.held = weights(self.trainer)
@@ -22,6 +24,7 @@ class Engine:
         self.calls.append((len(prompts), num_generations, self.held))
         places = range(len(self.calls), len(self.calls) + len(prompts))
         ids = [[15 + place % 7, 3 + place % 5, EOS] for place in places]
+
         return prompts, ids, [[[-3.0]] * len(row) for row in ids], None
 
 
@@ -29,7 +32,8 @@ class Starts(TrainerCallback):
     """The weights at the start of each step."""
 
     def __init__(self, trainer):
-        self.trainer, self.seen = trainer, []
+        self.trainer = trainer
+        self.seen = []
 
     def on_step_begin(self, *_, **__):
         self.seen.append(weights(self.trainer))
@@ -37,10 +41,13 @@ class Starts(TrainerCallback):
 
 def train(folder, parts, **settings):
     trainer = make_trainer(folder, parts=parts, **settings)
-    trainer.use_vllm, trainer._last_loaded_step = True, -1
-    trainer.vllm_generation, starts = Engine(trainer), Starts(trainer)
+    trainer.use_vllm = True
+    trainer._last_loaded_step = -1
+    trainer.vllm_generation = Engine(trainer)
+    starts = Starts(trainer)
     trainer.add_callback(starts)
     trainer.train()
+
     return trainer, starts.seen
 
 
@@ -59,14 +66,19 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
     )
     trainer, starts = train(tmp_path, {"optim": "muon", "objective": objective}, max_steps=2)
     calls = trainer.vllm_generation.calls
-    policy, anchor = calls[::2], calls[1::2]
+    policy = calls[::2]
+    anchor = calls[1::2]
+
     assert [call[1] for call in anchor] == [2, 2]
     assert [call[:2] for call in policy] == [(4, 2) if merged else (8, 4)] * 2
     assert all(same(call[2], start) for call, start in zip(policy, starts, strict=True))
+
     mean = {n: (starts[0][n] + starts[1][n]) / 2 for n in starts[0]}
     assert same(anchor[0][2], starts[0])
+
     for name, weight in anchor[1][2].items():
         torch.testing.assert_close(weight, mean[name])
+
     assert not same(anchor[1][2], policy[1][2])
 
 
@@ -80,5 +92,6 @@ def test_masked_tokens_are_counted_without_padding(tmp_path, monkeypatch):
     bound = {f"vllm_importance_sampling_{name}": value for name, value in options.items()}
     trainer, _ = train(tmp_path, {"objective": "grpo"}, max_steps=1, **bound)
     (row,) = rows(trainer)
+
     assert row["sampling/masked"] == 1
     assert sources(row)["gap_cut"] == ["sampling/masked"]

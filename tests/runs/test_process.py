@@ -29,15 +29,18 @@ SMALL = "--steps 1 --device cpu --task.num-eval 1 --rollout.prompts 2 --rollout.
 def test_ranks(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_USE_FSDP"):
         monkeypatch.delenv(name, raising=False)
+
     assert (num_processes(), process_index(), is_main(), asks_for_sharding()) == (1, 0, True, False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+
     assert (num_processes(), process_index(), is_main(), asks_for_sharding()) == (8, 5, False, True)
     for text in ("", "two", "-1"):
         monkeypatch.setenv("WORLD_SIZE", text)
         with pytest.raises(ValueError, match="WORLD_SIZE"):
             num_processes()
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert choose_device("auto") == torch.device("cuda", 3)
@@ -49,6 +52,7 @@ def test_sharding_that_cannot_work_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FSDP_VERSION", "2")
     assert cli.main(["train", *SMALL.split(), "--out", str(tmp_path / "run")]) == 2
     assert "ddp.yaml" in capsys.readouterr().err
+
     monkeypatch.delenv("FSDP_VERSION")
     with pytest.raises(ValueError, match="beta"):
         make_trainer(tmp_path, parts={"objective": ObjectiveConfig(name="grpo", beta=0.1)})
@@ -57,9 +61,11 @@ def test_sharding_that_cannot_work_is_refused(tmp_path, monkeypatch, capsys):
 def test_an_unreachable_hub_is_not_tried_again(monkeypatch):
     for name in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
+
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     go_offline_without_network()
     assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+
     monkeypatch.setenv("https_proxy", "http://proxy")  # it may know the way
     go_offline_without_network()
     assert "HF_HUB_OFFLINE" not in os.environ
@@ -68,15 +74,19 @@ def test_an_unreachable_hub_is_not_tried_again(monkeypatch):
 def test_the_first_signal_asks_and_the_second_ctrl_c_stops():
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
+
     with StopRequest(said.append, "continue it") as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
         assert not said  # a handler that prints would interrupt the loop's own printing
+
         stop.announce()
         os.kill(os.getpid(), signal.SIGTERM)  # another kind of signal changes nothing
         stop.announce()
+
         with pytest.raises(KeyboardInterrupt, match="continue it"):
             os.kill(os.getpid(), signal.SIGINT)
+
     assert len(said) == 1
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -89,8 +99,10 @@ def test_a_hanging_call_is_named_and_stops_at_the_first_ctrl_c(early):
         with stop.waiting_for("the reward own:f", 0.05):
             if early:
                 os.kill(os.getpid(), signal.SIGINT)  # waits for the step, in vain
+
             while not said:
                 time.sleep(0.01)
+
             os.kill(os.getpid(), signal.SIGINT)
 
     with StopRequest(said.append, "continue it") as stop:
@@ -98,6 +110,7 @@ def test_a_hanging_call_is_named_and_stops_at_the_first_ctrl_c(early):
             pass
         with pytest.raises(KeyboardInterrupt, match="continue it"):
             hang()
+
     assert early or "own:f" in said[0]
 
 
@@ -110,5 +123,11 @@ def test_sigterm_outside_the_loop_says_how_to_continue():
 
 def test_the_age_of_a_process_counts_its_imports():
     code = "import time; time.sleep(0.3); from mesotron.runs.process import *; print(process_age())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
     assert 0.3 < float(done.stdout) < 60

@@ -15,10 +15,26 @@ from mesotron.runs.resume import plan_new, resumed_settings, settings_to_resume
 
 # For every command that resumes runs: settings that are not its defaults, of several types.
 STARTED = {
-    "train": replace(make_recipe("arith_mgrpo"), steps=7, out=Path("made"), price=2.0, gpu="a10"),
+    "train": replace(
+        make_recipe("arith_mgrpo"),
+        steps=7,
+        out=Path("made"),
+        price=2.0,
+        gpu="a10",
+    ),
     "sft": SftConfig(steps=7, loose=0.5, threads=3),
-    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5, demos=Path("/demos")),
-    "ppo snake": SnakeConfig(num_envs=16, gif=False, sweep=("lr=1,2",), save_freq=2),
+    "vla train": VlaTrainConfig(
+        steps=7,
+        guard="stop",
+        where=0.5,
+        demos=Path("/demos"),
+    ),
+    "ppo snake": SnakeConfig(
+        num_envs=16,
+        gif=False,
+        sweep=("lr=1,2",),
+        save_freq=2,
+    ),
 }
 
 
@@ -41,23 +57,43 @@ def refusal(name: str, args: str, capsys) -> str:
     assert cli.main([*name.split(), "--resume", "made", *args.split()]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
+
     return lines[0]
 
 
 @pytest.mark.parametrize(
     ("name", "repeated", "args", "changed"),
     [
-        ("train", "arith_mgrpo --steps 7 --out ./made",
-         "--budget 9 --device cpu --report-to wandb",
-         {"budget": 9.0, "device": "cpu", "report_to": ("wandb",)}),
-        ("sft", "--loose 0.5 --task.name arith", "--time-limit 2h --threads 1",
-         {"time_limit": "2h", "threads": 1}),
-        ("vla train", "/demos --steps 7 --where 0.5", "--guard off --workers 2",
-         {"guard": "off", "workers": 2}),
-        ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif", "--guard stop --gif --save-freq 0",
-         {"guard": "stop", "gif": True, "save_freq": 0}),
+        (
+            "train",
+            "arith_mgrpo --steps 7 --out ./made",
+            "--budget 9 --device cpu --report-to wandb",
+            {
+                "budget": 9.0,
+                "device": "cpu",
+                "report_to": ("wandb",),
+            },
+        ),
+        (
+            "sft",
+            "--loose 0.5 --task.name arith",
+            "--time-limit 2h --threads 1",
+            {"time_limit": "2h", "threads": 1},
+        ),
+        (
+            "vla train",
+            "/demos --steps 7 --where 0.5",
+            "--guard off --workers 2",
+            {"guard": "off", "workers": 2},
+        ),
+        (
+            "ppo snake",
+            "--num-envs 16 --sweep lr=1,2 --no-gif",
+            "--guard stop --gif --save-freq 0",
+            {"guard": "stop", "gif": True, "save_freq": 0},
+        ),
     ],
-)  # fmt: skip
+)
 def test_flags_may_repeat_settings_and_change_limits_and_places(name, repeated, args, changed):
     run = start(name)
     kept = replace(STARTED[name], resume=Path("made"))
@@ -91,6 +127,7 @@ def test_paths_of_no_run_of_this_command(capsys):
     place = start("train").checkpoints / "checkpoint-3"
     place.mkdir(parents=True)
     (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+
     assert cli.main(["train", "--resume", str(place)]) == 2
     assert "--resume made\n" in capsys.readouterr().err
     assert "mesotron train --resume made" in refusal("sft", "", capsys)
@@ -101,6 +138,7 @@ def test_a_toml_file_is_held_to_the_same(capsys):
     Path("run.toml").write_text("steps = 7\nthreads = 2\n[optim]\nmomentum = 0.5\n")
     assert "--optim.momentum 0.95" in refusal("train", "--config run.toml", capsys)
     Path("run.toml").write_text("steps = 7\nthreads = 2\n")
+
     assert read("train", "--config run.toml").threads == 2
 
 
@@ -115,6 +153,7 @@ def test_a_new_machine_has_no_old_price():
         args = ["--resume", "made", *flags.split()]
         given = parse(TrainConfig, args, "train", cli.COMMANDS["train"].presets)
         config = resume_plan(given).config
+
         assert (config.price, config.gpu) == (price, gpu)
 
 
@@ -122,5 +161,6 @@ def test_only_the_main_process_minds_an_existing_folder(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="is not empty"):
         plan_new(TrainConfig(), tmp_path)
+
     monkeypatch.setenv("RANK", "1")
     assert plan_new(TrainConfig(), tmp_path).path == tmp_path

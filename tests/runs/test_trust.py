@@ -30,7 +30,17 @@ ALERT = "command:touch ran"
 STRANGER = TrainConfig(
     reward=RewardConfig(parts=(EVIL,)), watch=RunWatchConfig(alerts=(ALERT,)), trust=True
 )
-ROWS = "".join(json.dumps({"step": k, "reward": 0.5, "loss": 0.1}) + "\n" for k in range(1, 9))
+ROWS = "".join(
+    json.dumps(
+        {
+            "step": k,
+            "reward": 0.5,
+            "loss": 0.1,
+        }
+    )
+    + "\n"
+    for k in range(1, 9)
+)
 
 
 @pytest.fixture
@@ -44,23 +54,33 @@ def gift(tmp_path, monkeypatch) -> Path:
     (folder / "checkpoints" / "checkpoint-1").mkdir()
     write_manifest(folder, WorldConfig(name=EVIL), False, {"num_shards": 0, "cameras": []})
     (folder / "evil.py").write_text("open('ran', 'w').close()\nf = W = dict\n")
+
     return folder
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "train --resume gift", "train --resume gift --reward.parts sparse", "sft --resume gift",
+        "train --resume gift",
+        "train --resume gift --reward.parts sparse",
+        "sft --resume gift",
         "train --resume gift --trust",  # allowed, but not found: not in the working folder
-        "eval gift", "eval gift/checkpoints/checkpoint-1", "plan --resume gift", "vla train gift",
-        "vla eval gift", "vla demos --render gift --out images", "compare vla --set demos=gift",
-        "watch gift", "report gift",
+        "eval gift",
+        "eval gift/checkpoints/checkpoint-1",
+        "plan --resume gift",
+        "vla train gift",
+        "vla eval gift",
+        "vla demos --render gift --out images",
+        "compare vla --set demos=gift",
+        "watch gift",
+        "report gift",
     ],
-)  # fmt: skip
+)
 def test_nothing_of_a_stranger_runs(gift, capsys, words):
     assert cli.main(words.split()) == (0 if words in ("watch gift", "report gift") else 2)
     assert not Path("ran").exists()
     assert "gift.evil" not in sys.modules
+
     if words in ("train --resume gift", "vla train gift", "compare vla --set demos=gift"):
         error = capsys.readouterr().err
         assert EVIL in error
@@ -72,6 +92,7 @@ def test_a_world_of_a_checkpoint_needs_trust_or_its_name(gift):
     saved = Saved(policy, 1, WorldConfig(name=EVIL), gift, None)
     with pytest.raises(ValueError, match=EVIL):
         choose_world(saved, None)
+
     assert choose_world(saved, None, trust=True) == choose_world(saved, EVIL) == saved.world
 
 
@@ -79,6 +100,7 @@ def test_a_world_of_a_checkpoint_needs_trust_or_its_name(gift):
 def test_names_on_the_command_line_or_in_a_file_are_the_users_own(gift, own):
     assert not cli.parse(TrainConfig, ["--resume", "gift"]).trust  # whatever the folder says
     assert os.getcwd() not in sys.path
+
     if own:
         words = ["--resume", "gift", "--reward.parts", EVIL]
         assert not cli.parse(TrainConfig, words).trust  # the alert is still the stranger's
@@ -86,19 +108,30 @@ def test_names_on_the_command_line_or_in_a_file_are_the_users_own(gift, own):
     else:
         Path("own.toml").write_text(f'[reward]\nparts = ["{EVIL}"]\n')
         assert cli.parse(TrainConfig, ["--config", "own.toml"]).reward.parts == (EVIL,)
+
     assert os.getcwd() == sys.path[-1]
 
 
 def test_cells_of_a_tournament_are_not_believed(gift):
     kind = make_kind("arith")
     progress = Progress(kind, CompareConfig(), gift.parent)
+
     cell = Cell(
         id="gift", contender="muon", objective="", rate=1e-3, seed=0, stage="final", run="gift"
     )
     with pytest.raises(ValueError, match=EVIL):
         progress.settings(cell)
-    record = {"recipe": "arith", "kind": "rlvr", "measure": "", "rule": [], "contenders": [],
-              "plan": {}, "cells": [vars(cell) | {"run": "../precious"}]}  # fmt: skip
+
+    record = {
+        "recipe": "arith",
+        "kind": "rlvr",
+        "measure": "",
+        "rule": [],
+        "contenders": [],
+        "plan": {},
+        "cells": [vars(cell) | {"run": "../precious"}],
+    }
+
     (gift / "tournament.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="precious"):
         read_tournament(gift)

@@ -38,13 +38,15 @@ GRID = np.linspace(0, 1, 4001)
 
 
 def test_polar_express_is_the_published_one_divided_by_its_safety():
-    plain, safe = polar_express(5, safety=1.0).steps, polar_express(5, safety=1.02).steps
+    plain = polar_express(5, safety=1.0).steps
+    safe = polar_express(5, safety=1.02).steps
     np.testing.assert_allclose(plain, PUBLISHED, atol=1e-3)
     divisors = np.array([1.02, 1.02**3, 1.02**5])
     np.testing.assert_allclose(safe[:-1], np.array(plain[:-1]) / divisors)
     np.testing.assert_allclose(safe[-1], plain[-1])
     sigma = np.geomspace(1e-3, 1, 999)
     errors = [np.abs(response(polar_express(k, safety=1.0), sigma) - 1).max() for k in (2, 4, 6, 8)]
+
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-9
 
@@ -53,6 +55,7 @@ def test_muon_and_cubic_land_near_one_and_rounding_above_it_does_not_diverge():
     out = response(muon(), np.linspace(0.02, 1, 999))
     assert 0.68 < out.min() < out.max() < 1.21
     np.testing.assert_allclose(response(cubic(), [0.05, 0.3, 1.0]), 1, atol=1e-3)
+
     for filter in (muon(), cubic(), polar_express(), polar_express(12), *map(pion, range(6))):
         assert 0.6 < response(filter, 1.01) < 1.25
 
@@ -83,9 +86,11 @@ def test_pion_is_monotone_and_cuts_at_the_tabulated_values(promote):
     out = response(pion(promote), GRID)
     assert (np.diff(out) >= -1e-15).all()
     assert (out[0], out[-1]) == (0, pytest.approx(1))
+
     cutoff, *levels = TABLE[promote]
     found = limit_cutoff(pion(promote))
     assert found is None if cutoff is None else found == pytest.approx(cutoff, abs=6e-5)
+
     for level, sigma in zip((0.1, 0.5, 0.9), levels, strict=True):
         assert threshold(pion(promote), level) == pytest.approx(sigma, abs=6e-4)
 
@@ -105,6 +110,7 @@ def test_aligned_is_where_a_second_direction_begins_to_help():
     # By the cosine of the step with the gradient, for two directions.
     filter = make_filter("pion", cutoff="aligned")
     assert filter == high_pass(2**0.5 - 1)
+
     for second in (0.9, 1.1):
         s = second * filter.cutoff
         helps = (1 + s) / 2**0.5 > 1
@@ -118,6 +124,7 @@ def test_aim_moves_the_threshold_where_it_says(t):
     assert a + b + c == pytest.approx(1)
     assert a + 3 * b + 5 * c == pytest.approx(0, abs=1e-12)
     assert -1.5 <= c <= 0.375
+
     np.testing.assert_allclose(aim(np.float64(1e-3))[0], PROMOTE)
     np.testing.assert_allclose(aim(np.float64(FIXED_POINT))[0], SUPPRESS, atol=1e-12)
 
@@ -127,9 +134,11 @@ def test_aim_moves_the_threshold_where_it_says(t):
 def test_a_cutoff_filter_has_steps_enough_for_the_lowest_threshold(cutoff, shape):
     m, n = shape
     t = np.float64(noise_edge(m, n) if cutoff == "noise" else cutoff * min(m, n) ** -0.125)
+
     filter = high_pass(cutoff)
     for _ in range(filter.num_steps(m, n) - filter.suppress):
         t = aim(t)[1]
+
     assert t >= FIXED_POINT - 1e-6
 
 
@@ -147,10 +156,12 @@ def test_slope_is_the_derivative_at_zero():
 def test_gram_form_wins_for_wide_matrices_and_loses_for_square_ones():
     for alpha, units in ((1, 30), (2, 50), (4, 90), (8, 170)):
         assert standard_flops(64, 64 * alpha, muon().steps) == units * 64**3
+
     square = cheapest_plan(512, 512, muon().steps, 2**-24)
     wide = cheapest_plan(512, 4096, muon().steps, 2**-24)
     assert [s.form for s in square] == ["standard"]
     assert [s.form for s in wide] == ["gram"]
+
     standard = (Segment("standard", muon().steps),)
     assert plan_flops(512, 4096, wide) < plan_flops(512, 4096, standard)
     assert plan_flops(512, 4096, wide, SYMMETRIC) < plan_flops(512, 4096, wide)

@@ -35,6 +35,7 @@ def shipped_variables() -> dict[str, str]:
     words = ["--config_file", str(SHIPPED), "--main_process_port", "0"]
     args: argparse.Namespace = launch_command_parser().parse_args([*words, "mesotron"])
     found = prepare_multi_gpu_env(_validate_launch_command(args)[0])
+
     return {name: value for name, value in found.items() if os.environ.get(name) != value}
 
 

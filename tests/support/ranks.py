@@ -34,9 +34,12 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory()
-        uri, ranks = Path(self._folder.name, "rendezvous").as_uri(), context.SimpleQueue()
+        uri = Path(self._folder.name, "rendezvous").as_uri()
+
+        ranks = context.SimpleQueue()
         for rank in range(self.num):
             ranks.put(rank)
+
         self._pool = context.Pool(self.num, _join, (ranks, self.num, uri))
 
     def __call__(self, function: str, *args) -> list:
@@ -57,7 +60,13 @@ def _join(ranks, num: int, uri: str) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else FSDP2 shards over the GPUs of the machine
     torch.set_num_threads(1)
-    join = {"rank": ranks.get(), "world_size": num, "timeout": TIMEOUT}
+
+    join = {
+        "rank": ranks.get(),
+        "world_size": num,
+        "timeout": TIMEOUT,
+    }
+
     dist.init_process_group("gloo", init_method=uri, **join)
 
 

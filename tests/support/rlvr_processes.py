@@ -39,7 +39,8 @@ SAVE = {"save_strategy": "steps", "save_steps": 1}
 
 def scripted(trainer: Any, prompt_ids: list[list[int]], *args: Any, **_: Any) -> Any:
     """In place of TRL's sampling."""
-    start, number = trainer.accelerator.process_index * len(prompt_ids), args[2]
+    start = trainer.accelerator.process_index * len(prompt_ids)
+    number = args[2]
     return [write(ids, (start + k) % number, number) for k, ids in enumerate(prompt_ids)], None
 
 
@@ -47,9 +48,11 @@ def scripted_merged(
     sampler: Any, prompt_ids: list[list[int]], generations: int, number: int
 ) -> Any:
     """For the merged variant, whose rows are sampled by the policy and by the anchor."""
-    start, ours = sampler.rank * len(prompt_ids), generations - number
+    start = sampler.rank * len(prompt_ids)
+    ours = generations - number
     places = [(start + k) % generations for k in range(len(prompt_ids))]
     pairs = zip(prompt_ids, places, strict=True)
+
     return [write(ids, place, ours if place < ours else number) for ids, place in pairs], None
 
 
@@ -67,14 +70,28 @@ def shared_folder() -> Path:
     PartialState()
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder, src=0)
+
     return Path(folder[0])
 
 
 def fail_at_step_3(visible: bool) -> None:
     """Let the detectors report one failure, with a remedy, if it is visible to this process."""
-    change = {"field": "optim.lr", "act": "multiply", "value": 0.5}
-    event = Event(step=3, detector="repetition", severity="stop", diagnosis="", remedy="",
-                  changes=(change,), began=2)  # fmt: skip
+    change = {
+        "field": "optim.lr",
+        "act": "multiply",
+        "value": 0.5,
+    }
+
+    event = Event(
+        step=3,
+        detector="repetition",
+        severity="stop",
+        diagnosis="",
+        remedy="",
+        changes=(change,),
+        began=2,
+    )
+
     Engine.update = lambda self, row: [event] if visible and row["step"] == 3 else []
 
 
@@ -90,11 +107,18 @@ def train_and_gather(settings: dict[str, Any], parts: dict[str, Any]) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts=parts, **settings)
         trainer.train()
-    found = {"sharded": trainer.is_fsdp_enabled, "rows": rows(trainer), "anchor": {}}
+
+    found = {
+        "sharded": trainer.is_fsdp_enabled,
+        "rows": rows(trainer),
+        "anchor": {},
+    }
+
     found["weights"] = as_lists(whole_weights(trainer))
     if trainer.anchor is not None:
         with trainer.anchor.in_place_of(trainer.model):
             found["anchor"] = as_lists(whole_weights(trainer))
+
     return found
 
 
@@ -120,6 +144,7 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     trainer.add_callback(watch)
     trainer.train()
     weights = trainer.model.lm_head.weight.detach().tolist()
+
     return gather_object([what_was_done(trainer, watch) | {"weights": weights}])
 
 
@@ -146,6 +171,7 @@ def fail_to_save(failing: int, number: int) -> str:
         pytest.raises(ValueError, match="step 1") as caught,
     ):
         make_trainer(Path(folder), max_steps=1, **SAVE).train()
+
     return str(caught.value)
 
 
@@ -155,6 +181,7 @@ def assert_same_run(one: dict[str, Any], two: dict[str, Any], cosines: bool = Tr
         for name, weight in one[kind].items():
             other = torch.tensor(two[kind][name])
             torch.testing.assert_close(other, torch.tensor(weight), rtol=0, atol=2e-5)
+
     for row, other in zip(one["rows"], two["rows"], strict=True):
         assert row.keys() == other.keys()
         for key in row.keys() - TIMES:
@@ -175,9 +202,11 @@ def run_everywhere(
     """The same for a function of any module, also under FSDP2; the results of every process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+
     calls = [(rank, num, port, (module, function), cases, sharded) for rank in range(num)]
     with context.Pool(num) as pool:
         return pool.starmap_async(_run_cases, calls, chunksize=1).get(timeout=300)
@@ -187,12 +216,19 @@ def _run_cases(
     rank: int, num: int, port: int, function: tuple[str, str], cases: list[tuple], sharded: bool
 ) -> list[Any]:
     os.environ |= {
-        "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+
     torch.set_num_threads(1)
     if sharded:
         shard_on_cpus()
         os.environ |= shipped_variables()
+
     act = getattr(import_module(function[0]), function[1])
     return [act(*case) for case in cases]

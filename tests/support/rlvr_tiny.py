@@ -43,10 +43,14 @@ def save_arith_model(folder: Path) -> None:
     problems = arith.generate("train", 200, (), 0)
     texts = [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
     tokenizer = build_tokenizer(texts)
+
     model = make_model(
-        vocab_size=len(tokenizer), max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -54,11 +58,19 @@ def save_arith_model(folder: Path) -> None:
 def make_model(**changed: Any) -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     settings = {
-        "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
-        "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": EOS, "bos_token_id": EOS,
+        "vocab_size": len(WORDS),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": EOS,
+        "bos_token_id": EOS,
         **changed,
-    }  # fmt: skip
+    }
+
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
 
 
@@ -67,10 +79,16 @@ def make_network(kind: str = "llama", **changed: Any) -> Any:
     torch.manual_seed(0)
     config, network = NETWORKS[kind]
     settings = {
-        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
         **changed,
-    }  # fmt: skip
+    }
+
     return network(config(**settings))
 
 
@@ -79,7 +97,9 @@ def make_groups(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Shuffled rows of groups, prompts and completions of several lengths: ids, mask and T."""
     draw = torch.Generator().manual_seed(seed)
-    ids, mask = [], []
+    ids = []
+
+    mask = []
     for number, size in enumerate(groups):
         prompt = torch.randint(1, 50, (P,), generator=draw)
         for k in range(size):
@@ -88,6 +108,7 @@ def make_groups(
             seen[:number] = 0
             seen[P + T - k % T :] = 0
             mask.append(seen)
+
     order = torch.randperm(len(ids), generator=draw)
     return torch.stack(ids)[order].to(device), torch.stack(mask)[order].to(device), T
 
@@ -110,20 +131,34 @@ def small_digits(completions: list[str], **_: Any) -> list[float]:
     return [sum(any(d in w for d in "01234") for w in row) / max(len(row), 1) for row in words]
 
 
-def make_trainer(folder: Path, cls: type = GRPOTrainer, *, parts: dict[str, Any] | None = None,
-                 **changed: Any) -> Any:  # fmt: skip
+def make_trainer(
+    folder: Path, cls: type = GRPOTrainer, *, parts: dict[str, Any] | None = None, **changed: Any
+) -> Any:
     """`parts` go to the trainer (optim, objective, model, ...), the rest to its arguments."""
     parts = {
-        "model": make_model(), "reward_funcs": small_digits, "train_dataset": make_data(),
-        "processing_class": make_tokenizer(), **(parts or {}),
-    }  # fmt: skip
+        "model": make_model(),
+        "reward_funcs": small_digits,
+        "train_dataset": make_data(),
+        "processing_class": make_tokenizer(),
+        **(parts or {}),
+    }
+
     settings: dict[str, Any] = {
-        "max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 4,
-        "max_completion_length": 4, "learning_rate": 1e-2, "logging_steps": 1,
-        "save_strategy": "no", "report_to": "none", "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "disable_tqdm": True, "dataloader_pin_memory": False,
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
         **changed,
-    }  # fmt: skip
+    }
     return cls(args=GRPOConfig(str(folder), **settings), **parts)
 
 
@@ -151,7 +186,10 @@ def assert_same_steps(one: Any, other: Any, logged: Sequence[str] = ("loss", "en
         for name in logged:
             assert a[name] == pytest.approx(b[name], abs=1e-5)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
-    first, second = weights(one), weights(other)
+
+    first = weights(one)
+    second = weights(other)
+
     # AdamW divides a gradient by its size: rounding alone can flip the sign of a tiny one.
     far = [(first[name] - second[name]).abs().gt(1e-4).float().mean() for name in first]
     assert max(far) < 0.02
@@ -162,7 +200,12 @@ class SlowMeter(Meter):
 
     def __init__(self, limits: Limits, *, began: float, **earlier: Any) -> None:
         self.time = 0.0
-        super().__init__(limits, **earlier, began=0.0, clock=lambda: self.time)
+        super().__init__(
+            limits,
+            **earlier,
+            began=0.0,
+            clock=lambda: self.time,
+        )
 
     def step(self) -> None:
         self.time += 100
@@ -175,7 +218,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def spy(trainer: Any) -> list[dict[str, Any]]:
     """Every rollout batch the trainer makes from now on."""
-    kept, make = [], trainer._generate_and_score_completions
+    kept = []
+    make = trainer._generate_and_score_completions
 
     def keep(inputs):
         kept.append(make(inputs))

@@ -25,14 +25,27 @@ from mesotron.optim.sharding.step import Agreement
 # (view or auxiliary rule, shape). On four ranks: chunks of unequal length, fewer rows than ranks,
 # heads that end inside a shard, experts that do not divide.
 ZOO = [
-    ("whole", (12, 20)), ("whole", (20, 12)), ("whole", (7, 12)), ("whole", (3, 10)),
-    ("whole", (1, 9)), ("rows:4", (16, 12)), ("cols:4", (12, 16)), ("T/rows:4", (12, 16)),
-    ("T/cols:4", (16, 12)), ("rows:3", (21, 8)), ("rows:8+4+4", (16, 12)),
+    ("whole", (12, 20)),
+    ("whole", (20, 12)),
+    ("whole", (7, 12)),
+    ("whole", (3, 10)),
+    ("whole", (1, 9)),
+    ("rows:4", (16, 12)),
+    ("cols:4", (12, 16)),
+    ("T/rows:4", (12, 16)),
+    ("T/cols:4", (16, 12)),
+    ("rows:3", (21, 8)),
+    ("rows:8+4+4", (16, 12)),
     ("rows:14+4", (18, 6)),  # 14 x 6 and 4 x 6: different step sizes
-    ("rows:4%3", (24, 10)), ("rows:2*6+4", (20, 9)), ("stack", (5, 6, 8)),
-    ("stack/rows:2", (3, 8, 6)), ("conv", (8, 3, 3, 3)), ("adamw", (11, 6)), ("adamw", (20,)),
+    ("rows:4%3", (24, 10)),
+    ("rows:2*6+4", (20, 9)),
+    ("stack", (5, 6, 8)),
+    ("stack/rows:2", (3, 8, 6)),
+    ("conv", (8, 3, 3, 3)),
+    ("adamw", (11, 6)),
+    ("adamw", (20,)),
     ("sgd", (3,)),
-]  # fmt: skip
+]
 PLACEMENTS = {
     "rows": (Shard(0),),
     "columns": (Shard(1),),
@@ -57,7 +70,8 @@ class Twins:
         self.layout = layout
         self.whole = [nn.Parameter(w.clone()) for w in weights]
         self.parts = [nn.Parameter(self.share(w)) for w in weights]
-        cls, options = {"muon": Muon, "pion": Pion}[name], {"lr": 0.02, **options}
+        cls = {"muon": Muon, "pion": Pion}[name]
+        options = {"lr": 0.02, **options}
         self.alone = cls(self.groups(self.whole, name), **options)
         self.sharded = cls(self.groups(self.parts, name), **options)
 
@@ -74,7 +88,15 @@ class Twins:
         groups: dict[str, dict] = {}
         for (kind, _), p in zip(ZOO, params, strict=True):
             own = {"rule": kind} if kind in ("adamw", "sgd") else {"rule": rule, "view": kind}
-            groups.setdefault(kind, {"name": kind, "params": [], **own})["params"].append(p)
+            groups.setdefault(
+                kind,
+                {
+                    "name": kind,
+                    "params": [],
+                    **own,
+                },
+            )["params"].append(p)
+
         return list(groups.values())
 
     def give(self, k: int, gradient: Tensor | None) -> None:
@@ -93,22 +115,33 @@ class Twins:
 
     def compare(self) -> None:
         for (kind, shape), whole, part in zip(ZOO, self.whole, self.parts, strict=True):
-            found, message = part.full_tensor(), f"{kind} {shape} {self.layout}"
-            torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6, msg=message)
+            found = part.full_tensor()
+            message = f"{kind} {shape} {self.layout}"
+            torch.testing.assert_close(
+                found,
+                whole,
+                rtol=1e-5,
+                atol=1e-6,
+                msg=message,
+            )
 
 
 def trains_alike(name: str, layout: str, options: dict) -> None:
-    mesh, teams = None, options.pop("teams", False)
+    mesh = None
+    teams = options.pop("teams", False)
     if teams:  # two of two ranks, each on a mesh that is not the whole world
         world = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("team", "copy", "shard"))
         mesh = world["copy", "shard"]
+
     twins = Twins(name, layout, mesh, **options)
     for step in range(3):
         twins.give_all(step)
         gradients = [p.grad.to_local().clone() for p in twins.parts]
         twins.step()
         kept = [p.grad.to_local() for p in twins.parts]
+
         assert all(torch.equal(a, b) for a, b in zip(kept, gradients, strict=True))
+
     twins.compare()
     for p in twins.parts:
         for key, value in twins.sharded.state[p].items():
@@ -121,7 +154,8 @@ def skips_what_is_not_finite_anywhere() -> dict:
     twins.give_all(0)
     twins.step()
     twins.give_all(1)
-    matrix, vector = torch.ones(12, 20), torch.ones(20)
+    matrix = torch.ones(12, 20)
+    vector = torch.ones(20)
     matrix[-1, -1] = torch.nan  # on the last rank alone
     vector[0] = torch.inf  # on the first rank alone
     twins.give(0, matrix)
@@ -134,29 +168,38 @@ def skips_what_is_not_finite_anywhere() -> dict:
     before = watched()
     twins.step()
     assert all(torch.equal(a, b) for a, b in zip(before, watched(), strict=True))
+
     twins.compare()
     return twins.sharded.stats()
 
 
 def steps_without_some_gradients() -> None:
     # None everywhere leaves a parameter alone; None on one rank counts as zeros there.
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+
     twins = Twins("muon", "rows")
     for step in range(3):
         twins.give_all(step)
         for k in (1, 19):
             twins.give(k, None)
+
         for k in (0, 17):  # a matrix and an AdamW parameter
             rows = -(-ZOO[k][1][0] // world)
             twins.whole[k].grad[rows : 2 * rows] = 0  # what rank 1 holds
+
             if rank == 1:
                 twins.parts[k].grad = None
+
         if rank == world - 1:
             twins.parts[4].grad = None  # an empty shard
+
         twins.step()
+
     twins.compare()
     for p in twins.parts:
         p.grad = None
+
     before = [p.to_local().clone() for p in twins.parts]
     twins.sharded.step()
     assert all(torch.equal(p.to_local(), old) for p, old in zip(twins.parts, before, strict=True))
@@ -170,9 +213,12 @@ def steps_without_reading_flags() -> tuple[dict, dict]:
         for step in range(3):
             twins.give_all(step)
             twins.give(1, None)
+
             if step == 2:
                 twins.give(0, torch.full((12, 20), torch.nan))
+
             twins.step()
+
     twins.compare()
     return twins.sharded.stats(), twins.alone.stats()
 
@@ -180,10 +226,13 @@ def steps_without_reading_flags() -> tuple[dict, dict]:
 def counts_filtered_blocks(layout: str) -> tuple[int, float]:
     twins = Twins("muon", layout)
     twins.give_all(0)
+
     with patch.object(module, "apply_filter", side_effect=apply_filter) as counted:
         twins.sharded.step()
+
     twins.alone.step()
     blocks = sum(v for key, v in twins.alone.stats().items() if key.endswith("/blocks"))
+
     return sum(len(call.args[0]) for call in counted.call_args_list), blocks
 
 
@@ -193,17 +242,26 @@ def reads_stats(layout: str, readers: list[int]) -> tuple[dict, dict] | None:
         twins.give_all(step)
         twins.give(4, torch.zeros(1, 9))
         twins.step()
+
     if dist.get_rank() in readers:
         return twins.sharded.stats(), twins.alone.stats()
+
     return None
 
 
 def rounds_copies_alike() -> list:
     torch.manual_seed(dist.get_rank())  # as in training, where each rank drops out for itself
-    twins = Twins("muon", "hsdp", weights=torch.bfloat16, dtype="float32", weight_decay=0.0)
+    twins = Twins(
+        "muon",
+        "hsdp",
+        weights=torch.bfloat16,
+        dtype="float32",
+        weight_decay=0.0,
+    )
     for step in range(3):
         twins.give_all(step)
         twins.sharded.step()
+
     return [p.detach().to_local().float().numpy() for p in twins.parts]
 
 
@@ -225,8 +283,10 @@ def build_net(sharded: bool = True) -> tuple[nn.Module, Muon]:
     model = Net()
     if sharded:
         fully_shard(model)
+
     named = dict(model.named_parameters())
     experts = {"params": [named.pop("experts")], "view": "stack"}
+
     return model, Muon([{"params": list(named.values())}, experts], lr=0.02)
 
 
@@ -236,6 +296,7 @@ def train_net(model: nn.Module, optimizer: Muon, steps: range) -> dict[str, np.n
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+
     return {
         name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().numpy()
         for name, p in model.named_parameters()
@@ -252,6 +313,7 @@ def trains_and_saves(folder: str) -> tuple[dict[str, np.ndarray], dict[str, np.n
     train_net(model, optimizer, range(2))
     dcp.save(state_of(model, optimizer), checkpoint_id=folder)
     alone = train_net(*build_net(sharded=False), range(4))
+
     return train_net(model, optimizer, range(2, 4)), alone
 
 
@@ -260,10 +322,12 @@ def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
+
     optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
     state_dict.set_state_dict(model, optimizer, **state)
+
     assert optimizer.param_groups[0]["lr"] == 0.02
     return train_net(model, optimizer, range(2, 4))
 
@@ -276,26 +340,49 @@ def train_both(models, optimizers, all_batches, share: int, num_shares: int, los
             optimizer.zero_grad()
             loss_of(model, rows).backward()
             optimizer.step()
+
     alone, sharded = models
     for (key, whole), part in zip(alone.named_parameters(), sharded.parameters(), strict=True):
-        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=key)
+        torch.testing.assert_close(
+            part.full_tensor(),
+            whole,
+            rtol=1e-4,
+            atol=1e-5,
+            msg=key,
+        )
 
 
 def trains_qwen(name: str, options: dict) -> list[str]:
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return model(input_ids=rows, labels=rows).loss
 
-    sizes = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2}
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 24,
+        "intermediate_size": 36,
+        "num_hidden_layers": 2,
+    }
+
     sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1}
     torch.manual_seed(0)
     batches = torch.randint(32, (3, 4, 8))
     alone = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+
     sharded = copy.deepcopy(alone)
     for part in (*sharded.model.layers, sharded):
         fully_shard(part)
+
     models = alone, sharded
     optimizers = [getattr(mesotron, name)(model, lr=1e-3, **options) for model in models]
-    train_both(models, optimizers, batches, dist.get_rank(), dist.get_world_size(), loss_of)
+    train_both(
+        models,
+        optimizers,
+        batches,
+        dist.get_rank(),
+        dist.get_world_size(),
+        loss_of,
+    )
+
     return [group["name"] for group in optimizers[1].param_groups]
 
 
@@ -312,9 +399,18 @@ def trains_under_tensor_parallelism() -> list[str]:
     plan = {str(k): style() for k, style in enumerate(styles)}
     parallel.parallelize_module(model, mesh["tp"], plan)
     fully_shard(model, mesh=mesh["dp"])
-    models, share = (alone, model), mesh.get_coordinate()[0]
+    models = (alone, model)
+    share = mesh.get_coordinate()[0]
     optimizers = [Muon(m.parameters(), lr=0.01) for m in models]
-    train_both(models, optimizers, batches, share, 2, lambda net, rows: net(rows).square().mean())
+
+    train_both(
+        models,
+        optimizers,
+        batches,
+        share,
+        2,
+        lambda net, rows: net(rows).square().mean(),
+    )
     return sorted({str(p) for part in model.parameters() for p in part.placements})
 
 
@@ -324,12 +420,14 @@ def builds_on_fsdp1(use_orig_params: bool) -> list[str]:
         use_orig_params=use_orig_params,
         device_id=torch.device("cpu"),
     )
+
     errors = []
     for build in (mesotron.muon, lambda model: Muon(model.parameters())):
         try:
             build(model)
         except ValueError as error:
             errors.append(str(error))
+
     return errors
 
 
@@ -341,16 +439,27 @@ def steps_a_lora_product(layout: str) -> None:
     weights = [torch.randn(s, generator=generator).bfloat16() for s in shapes]
     whole = [nn.Parameter(w.clone()) for w in weights]
     parts = [nn.Parameter(distribute_tensor(w, mesh, PLACEMENTS[layout])) for w in weights]
-    groups = [{"params": params, "rule": "muon", "pairs": [2.0]} for params in (whole, parts)]
+
+    groups = [
+        {
+            "params": params,
+            "rule": "muon",
+            "pairs": [2.0],
+        }
+        for params in (whole, parts)
+    ]
+
     alone, sharded = (Muon([group], lr=0.02) for group in groups)
     for _ in range(3):
         for p, q in zip(whole, parts, strict=True):
             p.grad = torch.randn(p.shape, generator=generator).bfloat16()
             q.grad = distribute_tensor(p.grad, mesh, PLACEMENTS[layout])
+
         norms = [clip_gradients(each, 1.0).total.float() for each in (alone, sharded)]
         torch.testing.assert_close(*norms, rtol=0.02, atol=0)  # bfloat16
         alone.step()
         sharded.step()
+
     for p, q in zip(whole, parts, strict=True):
         assert isinstance(q.data, DTensor)
         assert torch.equal(q.full_tensor(), p)

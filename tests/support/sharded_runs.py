@@ -33,15 +33,18 @@ def fixed_draws(first: int) -> Iterator[None]:
 
     The second half of a step's rows ends after two tokens: one of two processes is done early.
     """
-    own, calls = torch.multinomial, 0
+    own = torch.multinomial
+    calls = 0
 
     def draw(probabilities: Tensor, num_samples: int) -> Tensor:
         nonlocal calls
         assert num_samples == 1
+
         places = torch.arange(first, first + len(probabilities))[:, None]
         u = torch.rand(1024, generator=torch.Generator().manual_seed(calls))[places]
         calls += 1
         chosen = (probabilities.cumsum(-1) < u).sum(-1, keepdim=True)
+
         return chosen.masked_fill((places % ROWS >= ROWS // 2) & (calls > 1), EOS)
 
     torch.multinomial = draw
@@ -71,11 +74,19 @@ def resume_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> list[bool
     in a run resumed from its second checkpoint."""
     trl.GRPOTrainer._generate_single_turn = SAMPLE
     folder = common.shared_folder()
+
     ends = []
     for checkpoint in (None, str(folder / "checkpoint-2")):
-        trainer = make_trainer(folder, parts=parts, **common.SAVE, **settings)
+        trainer = make_trainer(
+            folder,
+            parts=parts,
+            **common.SAVE,
+            **settings,
+        )
+
         trainer.train(resume_from_checkpoint=checkpoint)
         ends.append(own_shards(trainer))
+
     return [same(a, b) for a, b in zip(*ends, strict=True)]
 
 
@@ -83,6 +94,7 @@ def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
     reshard(trainer.model)
     parameters = trainer.model.named_parameters()
     shards = [{n: p.to_local() for n, p in parameters if isinstance(p, DTensor)}]
+
     assert shards[0], "nothing is sharded"
     return shards + ([trainer.anchor.weights] if trainer.anchor is not None else [])
 
@@ -91,7 +103,9 @@ class AfterRollback(TrainerCallback):
     """Whether weights and anchor are those of the checkpoint right after a rollback."""
 
     def __init__(self, trainer: Any, watch: Any) -> None:
-        self.trainer, self.watch, self.restored = trainer, watch, []
+        self.trainer = trainer
+        self.watch = watch
+        self.restored = []
 
     def on_log(self, *_: Any, **__: Any) -> None:
         acts = self.watch.actions
@@ -109,10 +123,18 @@ def roll_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[s
     trl.GRPOTrainer._generate_single_turn = SAMPLE
     folder = common.shared_folder()
     common.fail_at_step_3(visible=dist.get_rank() == 0)
-    trainer = make_trainer(folder, parts=parts, **common.SAVE, **settings)
+
+    trainer = make_trainer(
+        folder,
+        parts=parts,
+        **common.SAVE,
+        **settings,
+    )
+
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     after = AfterRollback(trainer, watch)
     trainer.add_callback(watch)
     trainer.add_callback(after)
     trainer.train()
+
     return common.what_was_done(trainer, watch) | {"restored": after.restored}

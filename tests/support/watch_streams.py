@@ -69,6 +69,7 @@ def healthy(seed: int, steps: int = STEPS) -> list[Row]:
             for name, (a, b, noise) in levels.items()
         }
         rows.append({"step": step, **row} | ({"forgetting/nll": 3.0} if step % 16 == 0 else {}))
+
     return rows
 
 
@@ -81,6 +82,7 @@ def failing(seed: int, ends: dict[str, float], turn: int = TURN, over: int = 25)
             if name in row:
                 a, b, _ = (HEALTHY | EVALS)[name]
                 row[name] += (end - (a + (b - a) * row["step"] / STEPS)) * share
+
     return rows
 
 
@@ -99,30 +101,59 @@ LOST = {"reward": 0.05, "facts/correct": 0.03}
 
 # Detector -> the levels to which metrics move in a run that it must stop, or warn of.
 MOVED: dict[str, dict[str, float]] = {
-    "parser_drift": {"completions/mean_length": 110.0, "facts/parsed": 0.3, "facts/formatted": 0.3,
-                     "facts/correct_unformatted": 0.5, **LOST},
+    "parser_drift": {
+        "completions/mean_length": 110.0,
+        "facts/parsed": 0.3,
+        "facts/formatted": 0.3,
+        "facts/correct_unformatted": 0.5,
+        **LOST,
+    },
     "sampler_mismatch": {"sampling/sampling_logp_difference/mean": 0.3, **LOST},
     "stale_samples": {"async/staleness_mean": 9.0, **LOST},
     "tool_failures": {"tools/failure_frequency": 0.8, "reward": 0.3},
     "unfinished_episodes": {"tools/unfinished": 0.8, "reward": 0.3},
     "tools_abandoned": {"tools/call_frequency": 0.1, "reward": 0.3},
-    "structural_collapse": {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST},
-    "constant_answer": {"answers/top_share": 0.97, "answers/distinct_in_group": 1.0,
-                        "votes/share": 1.0, "reward": 0.99},
-    "self_reward_hacking": {"eval/greedy": 0.2, "eval/sampled": 0.2, "reward": 0.95,
-                            "votes/share": 0.95},
+    "structural_collapse": {
+        "facts/formatted": 0.1,
+        "facts/correct_unformatted": 0.6,
+        **LOST,
+    },
+    "constant_answer": {
+        "answers/top_share": 0.97,
+        "answers/distinct_in_group": 1.0,
+        "votes/share": 1.0,
+        "reward": 0.99,
+    },
+    "self_reward_hacking": {
+        "eval/greedy": 0.2,
+        "eval/sampled": 0.2,
+        "reward": 0.95,
+        "votes/share": 0.95,
+    },
     "repetition": {"completions/repetition": 0.8, **LOST},
-    "length_explosion": {"completions/mean_length": 200.0, "facts/truncated": 0.9, **LOST},
+    "length_explosion": {
+        "completions/mean_length": 200.0,
+        "facts/truncated": 0.9,
+        **LOST,
+    },
     "length_collapse": {"completions/mean_length": 6.0, "facts/correct": 0.02},
     "entropy_explosion": {"entropy": 5.0, **LOST},
     "entropy_collapse": {"entropy": 0.02, **LOST},
     "temperature_trap": {"eval/sampled": 0.1, **LOST},
-    "reward_saturation": {"groups/zero_signal": 0.97, "groups/all_right": 0.95, "reward": 1.05},
-    "lost_exploration": {"groups/zero_signal": 0.85, "groups/all_wrong": 0.5,
-                         "groups/all_right": 0.35, "entropy": 0.1},
+    "reward_saturation": {
+        "groups/zero_signal": 0.97,
+        "groups/all_right": 0.95,
+        "reward": 1.05,
+    },
+    "lost_exploration": {
+        "groups/zero_signal": 0.85,
+        "groups/all_wrong": 0.5,
+        "groups/all_right": 0.35,
+        "entropy": 0.1,
+    },
     "lying_loss": LOST,
     "reward_collapse": LOST,
-}  # fmt: skip
+}
 FAILURES: dict[str, Callable[[int], list[Row]]] = {
     **{name: partial(failing, ends=ends) for name, ends in MOVED.items()},
     "update_explosion": partial(failing, ends={"grad_norm": 30.0, **LOST}, over=5),
@@ -141,22 +172,38 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
         healthy(seed), votes__abstained=1.0, reward=0.0, groups__zero_signal=1.0
     ),
     "reward_starvation": lambda seed: constant(
-        healthy(seed), reward=0.0, groups__zero_signal=1.0, groups__all_wrong=1.0,
+        healthy(seed),
+        reward=0.0,
+        groups__zero_signal=1.0,
+        groups__all_wrong=1.0,
         groups__all_right=0.0,
     ),
     "constant_reward": lambda seed: constant(
-        healthy(seed), reward=1.0, groups__zero_signal=1.0, groups__all_wrong=0.4,
+        healthy(seed),
+        reward=1.0,
+        groups__zero_signal=1.0,
+        groups__all_wrong=0.4,
         groups__all_right=0.3,
     ),
     "accuracy_collapse": lambda seed: constant(
         failing(seed, {"facts/correct": 0.05, "eval/greedy": 0.05, "eval/sampled": 0.05}),
-        reward=0.5, votes__share=0.6,
+        reward=0.5,
+        votes__share=0.6,
     ),
     "forgetting": lambda seed: [
         row | ({"forgetting/nll": 3.0 + 0.02 * k} if k % 16 == 0 else {})
         for k, row in enumerate(healthy(seed))
     ],
-}  # fmt: skip
-ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput",
-             "zero_gradient", "one_part_gain", "forgetting", "tool_failures",
-             "unfinished_episodes", "tools_abandoned"}  # fmt: skip
+}
+ONLY_WARN = {
+    "reward_saturation",
+    "lost_exploration",
+    "lying_loss",
+    "stalled_throughput",
+    "zero_gradient",
+    "one_part_gain",
+    "forgetting",
+    "tool_failures",
+    "unfinished_episodes",
+    "tools_abandoned",
+}

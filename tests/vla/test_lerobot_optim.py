@@ -36,21 +36,32 @@ def lerobot_train(*words: str) -> None:
 def test_act_trains_and_resumes_with_muon_on_vision_and_pion_on_actions(tmp_path):
     world = WorldConfig(name="object10", pixels=64)
     demos = make_demos(
-        DemosConfig(out=tmp_path / "ours", episodes=2, starts=0, workers=1, world=world), log=None
+        DemosConfig(
+            out=tmp_path / "ours",
+            episodes=2,
+            starts=0,
+            workers=1,
+            world=world,
+        ),
+        log=None,
     )
+
     export_lerobot(demos, tmp_path / "data")
     out = tmp_path / "out"
     lerobot_train(*TINY.split(), f"--dataset.root={tmp_path / 'data'}", f"--output_dir={out}")
     saved = out / "checkpoints/last/pretrained_model/train_config.json"
     lerobot_train(f"--config_path={saved}", "--resume=true", "--steps=4")
     state = out / "checkpoints/000004/training_state/optimizer_param_groups.json"
+
     rules = {
         name: (group["rule"], group["step"])
         for group in json.loads(state.read_text())
         for name in group["param_names"]
     }
+
     assert {step for _, step in rules.values()} == {4}
     assert rules["model.backbone.layer4.1.conv2.weight"][0] == "muon"
     assert rules["model.decoder.layers.0.linear1.weight"][0] == "pion"
+
     for name in ("action_head.weight", "decoder_pos_embed.weight", "backbone.conv1.weight"):
         assert rules[f"model.{name}"][0] == "adamw"

@@ -16,7 +16,11 @@ from mesotron.vla.worlds.rendering import AMBIENT, Ball, Light, hit_ball, shade_
 
 pytest.importorskip("metaworld")
 
-CONFIG = WorldConfig(name="metaworld", pixels=24, tasks=("drawer-open", "reach"))
+CONFIG = WorldConfig(
+    name="metaworld",
+    pixels=24,
+    tasks=("drawer-open", "reach"),
+)
 FRONT = IMAGES + "front"
 
 
@@ -31,16 +35,21 @@ def test_episode_repeats_from_its_seed(world):
     assert (first[STATE].shape, first[STATE].dtype) == ((world.state_dim,), np.float32)
     assert first["task"] == "open the drawer"
     assert world.wrong_instruction == "reach the goal"
+
     before = world.picture(48).astype(int)  # shows the bodies that the reset moved
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.abs(world.expert()).max() <= 1
+
     world.move(np.zeros(4, np.float32))
     assert (np.abs(before - world.picture(48)).max(axis=-1) > 30).mean() < 0.02
+
     world.advance(np.ones((9, 4), np.float32))
-    other, again = world.reset(4, 0), world.reset(3, 0)
+    other = world.reset(4, 0)
+    again = world.reset(3, 0)
     np.testing.assert_array_equal(first[FRONT], again[FRONT])
     np.testing.assert_array_equal(first[STATE], again[STATE])
+
     assert not np.array_equal(first[FRONT], other[FRONT])
     with pytest.raises(ValueError, match="swap"):
         world.reset(0, 0, swap=True)
@@ -60,12 +69,16 @@ def test_experts_succeed(tasks, episodes):
 def test_goals_are_drawn(world):
     world.reset(5, 1)
     image = world.picture(96).astype(int)
-    red, green, blue = image[..., 0], image[..., 1], image[..., 2]
+    red = image[..., 0]
+    green = image[..., 1]
+    blue = image[..., 2]
     rows, columns = np.nonzero((blue > 2 * green) & (red > 2 * green) & (blue > 80))
+
     assert len(rows) > 5
     camera = world._view.camera
     offset = world.env._target_pos - np.array(camera.position)
     nearest = int(np.argmax(camera.rays(96) @ (offset / np.linalg.norm(offset))))
+
     assert abs(rows.mean() - nearest // 96) < 4
     assert abs(columns.mean() - nearest % 96) < 4
 
@@ -83,6 +96,7 @@ def test_demos_are_planned_task_by_task(world):
     specs = plan_demos(DemosConfig(world=CONFIG, episodes=6), world)
     assert [spec.task for spec in specs] == [0, 0, 0, 1, 1, 1]
     assert [spec.seed for spec in specs] == [0, 1, 2, 0, 1, 2]
+
     with pytest.raises(ValueError, match="--starts"):
         plan_demos(DemosConfig(world=CONFIG, starts=5), world)
 
@@ -106,7 +120,13 @@ def test_unsupported_settings_are_refused(monkeypatch):
     ):
         with pytest.raises(ValueError, match=keyword):
             build_world(replace(CONFIG, **changes))
-    options = {"episodes": 1, "execute": 1, "workers": 1, "perturb": ("position",)}
+
+    options = {
+        "episodes": 1,
+        "execute": 1,
+        "workers": 1,
+        "perturb": ("position",),
+    }
     with pytest.raises(ValueError, match="position"):
         measure(lambda observations: pytest.fail("played first"), CONFIG, **options)
 
@@ -116,6 +136,7 @@ def test_rays_hit_a_ball():
     rays = [[0, 0, 1], [0, 0, -1], *np.stack([np.sin(tilt), 0 * tilt, np.cos(tilt)], axis=1)]
     ball = Ball(np.array([0.0, 0.0, 2.0]), 0.5, (1, 0, 0))
     distances = hit_ball(np.zeros(3), np.array(rays), ball)
+
     assert distances[0] == pytest.approx(1.5)
     assert np.isinf(distances).tolist() == [False, True, False, True]
 

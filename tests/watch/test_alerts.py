@@ -17,11 +17,28 @@ from mesotron.watch.events import Event, Evidence
 from support.watch_streams import FAILURES
 
 EVENT = Event(
-    step=120, detector="reward_collapse", severity="stop", began=97,
-    diagnosis="the reward has fallen from its best", remedy="halve the learning rate <now> & wait",
-    changes=({"field": "optim.lr", "act": "multiply", "value": 0.5},),
-    evidence=(Evidence(metric="reward", since="best", before=0.71, now=0.14),),
-)  # fmt: skip
+    step=120,
+    detector="reward_collapse",
+    severity="stop",
+    began=97,
+    diagnosis="the reward has fallen from its best",
+    remedy="halve the learning rate <now> & wait",
+    changes=(
+        {
+            "field": "optim.lr",
+            "act": "multiply",
+            "value": 0.5,
+        },
+    ),
+    evidence=(
+        Evidence(
+            metric="reward",
+            since="best",
+            before=0.71,
+            now=0.14,
+        ),
+    ),
+)
 
 DEAD = "http://127.0.0.1:9"  # nothing listens there
 
@@ -44,7 +61,8 @@ def server():
     http = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=http.serve_forever)
     thread.start()
-    http.posts, http.url = posts, f"http://127.0.0.1:{http.server_port}"
+    http.posts = posts
+    http.url = f"http://127.0.0.1:{http.server_port}"
     yield http
     http.shutdown()
     thread.join()
@@ -54,30 +72,57 @@ def server():
 def test_each_service_gets_its_own_format(server, monkeypatch, tmp_path):
     for name in ("slack", "discord", "ntfy"):
         monkeypatch.setenv(f"MY_{name}", f"{server.url}/{name}")
+
     out = tmp_path / "out.json"
     code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
-    channels = [f"webhook:{server.url}/hook", "slack:$MY_slack", "discord:${MY_discord}",
-                "ntfy:$MY_ntfy", f'command:{sys.executable} -c "{code}"']  # fmt: skip
-    alerts = Alerts(channels, run="demo", link="http://page", price=3.95)
+    channels = [
+        f"webhook:{server.url}/hook",
+        "slack:$MY_slack",
+        "discord:${MY_discord}",
+        "ntfy:$MY_ntfy",
+        f'command:{sys.executable} -c "{code}"',
+    ]
+
+    alerts = Alerts(
+        channels,
+        run="demo",
+        link="http://page",
+        price=3.95,
+    )
+
     assert alerts.send(EVENT)
     alerts.close(60)
     bodies = {path: (headers, body) for path, headers, body in server.posts}
     headers, body = bodies["/hook"]
+
     assert headers["Content-Type"] == "application/json"
     payload = json.loads(body)
     assert payload == json.loads(out.read_text())
-    expected = {"schema": "mesotron.alert/1", "run": "demo", "detector": "reward_collapse",
-                "severity": "stop", "step": 120, "began": 97, "dollars_per_hour": 3.95,
-                "link": "http://page"}  # fmt: skip
+
+    expected = {
+        "schema": "mesotron.alert/1",
+        "run": "demo",
+        "detector": "reward_collapse",
+        "severity": "stop",
+        "step": 120,
+        "began": 97,
+        "dollars_per_hour": 3.95,
+        "link": "http://page",
+    }
+
     assert payload.items() >= expected.items()
     assert (payload["evidence"][0]["now"], payload["changes"][0]["value"]) == (0.14, 0.5)
+
     for part in (EVENT.remedy, "97", "0.71 to 0.14", "$3.95", "http://page"):
         assert part in payload["text"]
+
     slack = json.loads(bodies["/slack"][1])
     assert "&lt;now&gt; &amp;" in slack["blocks"][0]["text"]["text"]  # no links or mentions
+
     discord = json.loads(bodies["/discord"][1])
     assert "demo" in discord["embeds"][0]["title"]
     assert discord["allowed_mentions"] == {"parse": []}
+
     headers, text = bodies["/ntfy"]
     assert (headers["Priority"], b"halve" in text) == ("5", True)
 
@@ -92,11 +137,14 @@ def test_alerts_are_few():
     assert not send("a", "clear")  # what was not reported is not cleared
     for severity in ("warn", "clear", "stop"):
         assert [send("a", severity), send("a", severity)] == [True, False]
+
     now[0] = QUIET
     assert send("a")
     assert sum(send(f"d{k}") for k in range(50)) < MOST_PER_HOUR
+
     now[0] += 3600
     assert send("z")
+
     alerts.close()
 
 
@@ -104,11 +152,13 @@ def test_failures_are_logged_once_without_the_address(server, monkeypatch, caplo
     monkeypatch.setenv("SECRET_URL", f"{server.url}/broken-secret")
     monkeypatch.setenv("DEAD_URL", f"{DEAD}/secret")
     channels = ["slack:$SECRET_URL", "webhook:$DEAD_URL", "command:no-such-program secret", "wandb"]
+
     alerts = Alerts(channels, clock=iter(range(0, 9**9, 9**5)).__next__)
     with caplog.at_level(logging.WARNING):
         assert alerts.send(EVENT)
         assert alerts.send(EVENT)
         alerts.close(60)
+
     assert len(caplog.records) == len(channels)
     assert "secret" not in caplog.text
 
@@ -123,9 +173,11 @@ def test_sending_does_not_wait(caplog):
     alerts = Blocked(["wandb"], clock=iter(range(0, 9**9, 9**5)).__next__)
     for _ in range(300):  # more than the queue holds
         alerts.send(EVENT)
+
     assert alerts._thread.daemon
     alerts.close(0)
     assert "not sent" in caplog.text
+
     gate.set()
 
 
@@ -143,6 +195,7 @@ def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):
     log = tmp_path / "a.jsonl"
     log.write_text('{"step": 1, "reward": 0.5}\n')
     assert cli.main(["watch", str(log), "--alerts", channel]) == 2
+
     error = capsys.readouterr().err
     assert match in error
     assert "secret" not in error
@@ -150,12 +203,16 @@ def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):
 
 def watched(channels) -> Watch:
     """A watch that has seen a run collapse."""
-    watch, state, control = Watch("stop", alerts=channels), TrainerState(), TrainerControl()
+    watch = Watch("stop", alerts=channels)
+    state = TrainerState()
+    control = TrainerControl()
     args = TrainingArguments("outputs/demo", use_cpu=True, report_to="none")
     watch.on_train_begin(args, state, control)
+
     for row in FAILURES["reward_collapse"](0):
         state.global_step = int(row["step"])
         watch.on_log(args, state, control, logs={"loss": 0.0, **row})
+
     watch.on_train_end(args, state, control)
     return watch
 
@@ -165,6 +222,7 @@ def test_a_watch_sends_its_events_and_does_not_need_to(server, monkeypatch):
     watch = watched(["webhook:$HOOK"])
     payloads = [json.loads(body) for _, _, body in server.posts]
     sent = {(each["detector"], each["severity"]) for each in payloads}
+
     assert (watch.stopped_by.detector, "stop") in sent
     assert payloads[0]["run"] == "demo"
     assert watched([f"webhook:{DEAD}"]).events == watch.events == watched([]).events
@@ -182,8 +240,10 @@ def test_the_command_sends_the_diagnosis(server, tmp_path, capsys):
     rows = FAILURES["reward_collapse"](0)
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["watch", str(log), "--alerts", f"webhook:{server.url}", "--price", "2"]
+
     assert cli.main(arguments) == 0
     assert cli.main([*arguments, "--follow", "--every", "0.01", "--idle", "0.01"]) == 0
+
     first, *rest = [json.loads(body) for _, _, body in server.posts]
     assert (first["severity"], first["dollars_per_hour"]) == ("stop", 2)
     assert first["detector"] in {each["detector"] for each in rest}

@@ -25,12 +25,15 @@ def test_the_diagnosis_of_a_log(tmp_path, capsys):
     log = write(tmp_path / "metrics.jsonl", FAILURES["parser_drift"](3))
     out = tmp_path / "diagnosis.json"
     assert cli.main(["watch", str(log), "--out", str(out), "--check"]) == 1
+
     record = json.loads(out.read_text())
     assert (record["condition"], record["cause"]) == ("dead", "parser_drift")
     assert {"kind", "step", "detector", "severity", "evidence"} <= set(record["events"][0])
+
     printed = capsys.readouterr().out
     for text in (record["text"], record["diagnosis"], record["remedy"]):
         assert text in printed
+
     assert "not checked" not in printed
     log = write(tmp_path / "a.jsonl", healthy(0, steps=30))
     assert run(WatchConfig(path=log, check=True)) == 0
@@ -50,6 +53,7 @@ def test_input_that_cannot_be_used(tmp_path, capsys, name, text, rename, match):
     (tmp_path / name).write_text(text)
     words = ["--rename", rename] if rename else []
     assert cli.main(["watch", str(tmp_path / name), *words]) == 2
+
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
@@ -58,8 +62,10 @@ def test_input_that_cannot_be_used(tmp_path, capsys, name, text, rename, match):
 def test_a_reward_that_is_no_longer_logged_is_named(tmp_path, capsys):
     rows = [row | ({"reward": None} if row["step"] >= 30 else {}) for row in healthy(0, steps=60)]
     assert cli.main(["watch", str(write(tmp_path / "a.jsonl", rows)), "--json"]) == 0
+
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert "29" in note
+
     rows = [row if k % 10 else row | {"reward": 0.5} for k, row in enumerate([{"loss": 1.0}] * 100)]
     assert cli.main(["watch", str(write(tmp_path / "b.jsonl", rows)), "--json"]) == 0
     assert not any("reward" in note for note in json.loads(capsys.readouterr().out)["notes"])
@@ -69,11 +75,13 @@ def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
     rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
     log = write(tmp_path / "a.jsonl", rows)
     assert cli.main(["watch", str(log), "--rename", "reward=prize"]) == 0
+
     out = capsys.readouterr().out
     assert "cause: reward collapse" in out
     assert "heldout (" in out  # a missing metric
     assert json.loads((tmp_path / NAMES_FILE).read_text()) == {"reward": "prize"}
     assert cli.main(["watch", str(log), "--json"]) == 3  # without the flag
+
     (tmp_path / NAMES_FILE).write_text("[1]")
     assert cli.main(["watch", str(log)]) == 2
     assert NAMES_FILE in capsys.readouterr().err
@@ -91,10 +99,12 @@ def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
 def test_the_interface_for_programs(tmp_path, capsys, rows, code, verdict):
     log = write(tmp_path / "a.jsonl", rows)
     assert cli.main(["watch", str(log), "--json"]) == code
+
     record = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (record["schema"], record["verdict"], record["exit_code"]) == (SCHEMA, verdict, code)
     assert record["metrics"]["reward"] == ["reward"]
     assert record["rows"] == len(rows)
+
     page = (Path(__file__).parents[2] / "docs" / "AGENTS.md").read_text()
     assert [name for name in record if f"`{name}`" not in page] == []
 
@@ -103,15 +113,21 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     for name in ("b", "a"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "metrics.jsonl", healthy(0, steps=30))
+
     (tmp_path / "c").mkdir()
     write(tmp_path / "c" / "metrics.jsonl", FAILURES["reward_collapse"](0))
     (tmp_path / "last").symlink_to(tmp_path / "a")
     (tmp_path / "d.jsonl").write_text("{}\n")
+
     assert run(WatchConfig(path=tmp_path, check=True)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
-        ["dead", "c"], ["healthy", "a"], ["healthy", "b"], ["unread", "d.jsonl:"],
-    ]  # fmt: skip
+        ["dead", "c"],
+        ["healthy", "a"],
+        ["healthy", "b"],
+        ["unread", "d.jsonl:"],
+    ]
+
     assert cli.main(["watch", str(tmp_path), "--json"]) == 3
     record = json.loads(capsys.readouterr().out)
     assert [each["verdict"] for each in record["runs"]] == ["dead", "healthy", "healthy"]
@@ -124,12 +140,15 @@ def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):
     write(tmp_path / "a.jsonl", healthy(0, steps=30))
     write(tmp_path / "samples.jsonl", [{"step": 1, "reward": 1.0}])
     (tmp_path / "b.csv").write_text("step,reward\n1,0.5\n")
+
     assert cli.main(["watch", str(tmp_path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["rows"] == 30
     assert "--kind csv" in record["notes"][-1]
+
     write(tmp_path / "c.jsonl", healthy(1, steps=30))
     assert run(WatchConfig(path=tmp_path)) == 0
+
     out = capsys.readouterr().out
     assert "--kind csv" in out
     assert "samples" not in out
@@ -139,6 +158,7 @@ def test_following_prints_events_until_interrupted(tmp_path):
     rows = FAILURES["reward_collapse"](0)
     log = write(tmp_path / "metrics.jsonl", rows[:TURN])
     words = ["watch", str(log), "--follow", "--every", "0.05"]
+
     # In a background shell interrupts are ignored, and children inherit that.
     code = (
         "import signal\n"
@@ -146,13 +166,17 @@ def test_following_prints_events_until_interrupted(tmp_path):
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"raise SystemExit(main({words!r}))\n"
     )
+
     command = [sys.executable, "-c", code]
     live = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
     with log.open("a") as file:
         for row in rows[TURN:]:
             file.write(json.dumps(row) + "\n")
+
     while " stop, " not in (line := live.stdout.readline()):
         assert line, "the command ended without an event"
+
     live.send_signal(signal.SIGINT)
     rest, _ = live.communicate(timeout=60)
     assert live.returncode == 0
@@ -161,8 +185,10 @@ def test_following_prints_events_until_interrupted(tmp_path):
 
 def test_following_survives_a_broken_line_and_a_removed_file(tmp_path, capsys, monkeypatch):
     lines = [json.dumps(row) + "\n" for row in FAILURES["reward_collapse"](0)]
-    log, now = tmp_path / "a.jsonl", [0.0]
+    log = tmp_path / "a.jsonl"
+    now = [0.0]
     log.write_text("".join(lines[:TURN]))
+
     # Resumed from a checkpoint and killed inside a line, removed, restored with what followed.
     broken = "".join([*lines[:TURN], *lines[TURN - 9 : TURN], '{"step": 3, "rew\n'])
     texts = [broken, None, None, broken + "".join(lines[TURN:])]
@@ -174,7 +200,18 @@ def test_following_survives_a_broken_line_and_a_removed_file(tmp_path, capsys, m
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    assert run(WatchConfig(path=log, follow=True, every=1.0, idle=9.0)) == 0
+    assert (
+        run(
+            WatchConfig(
+                path=log,
+                follow=True,
+                every=1.0,
+                idle=9.0,
+            )
+        )
+        == 0
+    )
+
     assert now[0] == 4 + 9  # it ends when nothing more comes
     out = capsys.readouterr().out
     assert out.count("still following") == 2  # each problem once

@@ -30,10 +30,13 @@ def test_a_detector_fires_on_its_failure_and_is_the_cause(name):
     severity = "warn" if name in ONLY_WARN else "stop"
     found = [event for event in diagnosis.events if event.detector == name]
     event = next(event for event in found if event.severity == severity)
+
     assert event.evidence
     assert all(math.isfinite(item.now) for item in event.evidence)
+
     from_the_start = name in ("dead_optimizer", "no_labels", "reward_starvation", "constant_reward")
     assert event.step < TURN if from_the_start else event.step >= TURN
+
     if name not in ONLY_WARN:
         assert (diagnosis.condition, diagnosis.cause) == ("dead", name)
 
@@ -43,28 +46,44 @@ def solved():
     for row in healthy(0, steps=300):
         share = min(row["step"] / 150, 1.0)
         yield row | {
-            "reward": 0.35 + 0.65 * share, "entropy": 0.9 - 0.85 * share,
-            "groups/zero_signal": 0.2 + 0.8 * share, "groups/all_right": share,
-            "groups/all_wrong": 0.2 * (1 - share), "grad_norm": 0.5 * (1.02 - share),
-        }  # fmt: skip
+            "reward": 0.35 + 0.65 * share,
+            "entropy": 0.9 - 0.85 * share,
+            "groups/zero_signal": 0.2 + 0.8 * share,
+            "groups/all_right": share,
+            "groups/all_wrong": 0.2 * (1 - share),
+            "grad_norm": 0.5 * (1.02 - share),
+        }
 
 
 def saturated(**sampling: float):
     """Dynamic sampling may fill the batch with groups that have a signal."""
-    ends = {"groups/zero_signal": 0.85, "groups/all_right": 0.8, "reward": 1.9}
+    ends = {
+        "groups/zero_signal": 0.85,
+        "groups/all_right": 0.8,
+        "reward": 1.9,
+    }
     return [row | {f"dynamic/{k}": v for k, v in sampling.items()} for row in failing(3, ends)]
 
 
 def certain(distinct: float = 1.05):
     """One answer to each question, a quarter of them wrong, while other tokens stay open."""
-    ends = {"groups/zero_signal": 0.95, "groups/all_right": 0.7, "groups/all_wrong": 0.25,
-            "answers/distinct_in_group": distinct, "reward": 1.6}  # fmt: skip
+    ends = {
+        "groups/zero_signal": 0.95,
+        "groups/all_right": 0.7,
+        "groups/all_wrong": 0.25,
+        "answers/distinct_in_group": distinct,
+        "reward": 1.6,
+    }
     return failing(3, ends)
 
 
 def updates(rates, ratio: float):
     return [
-        {"step": step, "learning_rate": lr, "optim/muon/update_rms": ratio * lr}
+        {
+            "step": step,
+            "learning_rate": lr,
+            "optim/muon/update_rms": ratio * lr,
+        }
         for step, lr in enumerate(rates)
     ]
 
@@ -88,9 +107,20 @@ WARMUP = [1e-6 * k / 100 for k in range(1, 100)]
         (updates([1e-6 * k / 1000 for k in range(1, 400)], 0.2), set()),
         (updates([1e-6] * 40, 0.005), {"dead_optimizer"}),
     ],
-    ids=["healthy", "solved", "saturated", "filled", "not filled",
-         "certain", "open", "end of a schedule", "warmup and schedule", "warmup", "dead"],
-)  # fmt: skip
+    ids=[
+        "healthy",
+        "solved",
+        "saturated",
+        "filled",
+        "not filled",
+        "certain",
+        "open",
+        "end of a schedule",
+        "warmup and schedule",
+        "warmup",
+        "dead",
+    ],
+)
 def test_what_is_normal_and_what_is_not(rows, detectors):
     diagnosis = diagnosis_of(rows)
     assert {event.detector for event in diagnosis.events} == detectors
@@ -103,6 +133,7 @@ def test_a_reward_may_have_any_unit_and_sign():
         levels = [scale * ((0.7 if k < 60 else 0.1) + shift) for k in range(100)]
         assert severities([{"reward": x} for x in levels], "reward_collapse")[-1] == "stop"
         flat = [{"reward": scale * (shift - 0.3 + draw.gauss(0, 0.05))} for _ in range(100)]
+
         assert events_of(flat) == []
 
 
@@ -114,6 +145,7 @@ def test_a_warning_is_cleared():
     rows = failing(0, {"entropy": 4.0, "reward": 0.3})
     for row in rows[TURN + 30 :]:
         row |= {"entropy": 0.7, "reward": 0.6}
+
     assert severities(rows, "entropy_explosion") == ["warn", "clear"]
     conditions = [phase.condition for phase in diagnosis_of(rows).phases]
     assert conditions[::2] == ["healthy", "healthy"]
@@ -121,10 +153,18 @@ def test_a_warning_is_cleared():
 
 def test_a_row_counts_once_toward_clearing_however_many_cases_there_are():
     cases = tuple((Symptom(name, "above", level=1.0),) for name in ("kl", "entropy"))
-    detector = Detector(name="d", cases=cases, diagnosis="", remedy="", source="")
+    detector = Detector(
+        name="d",
+        cases=cases,
+        diagnosis="",
+        remedy="",
+        source="",
+    )
+
     engine = Engine(detectors=[detector])
     sick = [engine.update({"kl": 2.0, "entropy": 0.1}) for _ in range(20)]
     assert [event.severity for events in sick for event in events] == ["warn"]
+
     rows = [engine.update({"kl": 0.1, "entropy": 0.1}) for _ in range(40)]
     assert next(k for k, events in enumerate(rows) if events) >= 4 * 3
 
@@ -133,6 +173,7 @@ def test_a_slow_collapse_is_reported_before_half_of_the_reward_is_lost():
     rows = failing(5, {"reward": 0.0, "facts/correct": 0.0}, over=60)
     first = next(event for event in events_of(rows) if event.detector == "reward_collapse")
     reward = next(item for item in first.evidence if item.metric == "reward")
+
     assert reward.now > (reward.before or 0.0) / 2
 
 
@@ -140,11 +181,15 @@ def test_a_slow_collapse_is_reported_before_half_of_the_reward_is_lost():
 
 
 def test_the_order_of_names_and_unknown_metrics_do_not_matter():
-    rows, draw, shuffled = FAILURES["parser_drift"](0), random.Random(0), []
+    rows = FAILURES["parser_drift"](0)
+    draw = random.Random(0)
+
+    shuffled = []
     for row in rows:
         items = [*row.items(), ("my/own", draw.random()), ("text", "hello"), ("flag", True)]
         draw.shuffle(items)
         shuffled.append(dict(items))
+
     assert events_of(shuffled) == events_of(rows)
 
 
@@ -152,12 +197,15 @@ def test_blind_detectors_name_the_missing_metrics():
     engine = Engine()
     for row in [{"reward": 0.5, "loss": 0.0}] * 3:
         engine.update(row)
+
     blind = engine.blind()
     assert blind["repetition"] == ("repetition",)
     assert blind["entropy_collapse"] == ("entropy",)
     assert not {"reward_collapse", "lying_loss"} & blind.keys()
+
     for row in healthy(0, steps=20):
         engine.update(row)
+
     assert engine.blind() == {}
 
 
@@ -166,6 +214,7 @@ def test_one_row_of_bad_numbers_is_reported_and_ignored(bad):
     rows = healthy(0)
     rows[100] = dict.fromkeys(rows[100], bad)
     found = [(e.detector, e.severity) for e in events_of(rows)]
+
     assert found == [("nonfinite", "warn"), ("nonfinite", "clear")]
 
 
@@ -174,6 +223,7 @@ def test_rows_without_a_step_or_a_reward():
     rows = [{}, {"reward": 0.1}, {"step": None}, {"step": 7}, {"step": "9"}, {"step": math.nan}]
     assert [engine.update(row) for row in rows] == [[]] * 6
     assert engine.step == 9
+
     # TRL logs a reward only where it generates; reuse steps have none.
     full = [{"reward": 0.7 if k < 60 else 0.1} for k in range(100)]
     gaps = [row for each in full for row in (each, {"loss": 0.1})]
@@ -183,21 +233,26 @@ def test_rows_without_a_step_or_a_reward():
 @pytest.mark.parametrize(("name", "cut"), [("self_reward_hacking", 113), ("constant_answer", 3)])
 def test_the_state_survives_json(name, cut):
     rows = FAILURES[name](0)
-    first, second = Engine(), Engine()
+    first = Engine()
+    second = Engine()
     before = [event for row in rows[:cut] for event in first.update(row)]
     second.load_state(json.loads(json.dumps(first.state())))
     after = [event for row in rows[cut:] for event in second.update(row)]
+
     assert before + after == events_of(rows)
     for row in rows[cut:]:
         first.update(row)
+
     assert second.state() == first.state()
 
 
 def test_the_state_is_bounded():
-    engine, sizes = Engine(), []
+    engine = Engine()
+    sizes = []
     for row in healthy(0, steps=350):
         engine.update(row)
         sizes.append(len(json.dumps(engine.state())) if row["step"] in (150, 349) else 0)
+
     assert sizes[349] < 1.2 * sizes[150]  # later steps have more digits
 
 
@@ -205,9 +260,11 @@ def test_the_state_is_bounded():
 def test_detectors_are_complete(detector):
     assert set(detector.metrics) <= set(METRICS)
     assert all((detector.diagnosis, detector.remedy, detector.source, *detector.cases))
+
     text = explain(detector.name)
     assert all(part in text for part in (detector.diagnosis, detector.remedy, detector.source))
     assert all(metric.replace("_", " ") in text for metric in detector.metrics)
+
     for change in detector.changes:
         value = TrainConfig()
         for part in change.field.split("."):
@@ -218,14 +275,27 @@ def test_the_docs_list_the_detectors_in_their_order():
     page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page, re.MULTILINE)
     documented = [(name, text, tuple(re.findall(r"`(\w+)`", reads))) for name, text, reads in rows]
+
     assert documented == [(d.name, d.diagnosis, d.metrics) for d in DETECTORS]
 
 
 def test_the_best_source_wins_and_groups_are_combined():
-    values = canonical({"kl/start": 2.0, "kl": 1.0, "actor/ppo_kl": 3.0})
+    values = canonical(
+        {
+            "kl/start": 2.0,
+            "kl": 1.0,
+            "actor/ppo_kl": 3.0,
+        }
+    )
+
     assert values == {"kl": 1.0, "update_kl": 3.0}
-    groups = {"optim/muon/update_rms": 1.0, "optim/adamw/update_rms": 3.0,
-              "optim/muon/dead_blocks": 0.0, "optim/muon per_head/dead_blocks": 1.0}  # fmt: skip
+    groups = {
+        "optim/muon/update_rms": 1.0,
+        "optim/adamw/update_rms": 3.0,
+        "optim/muon/dead_blocks": 0.0,
+        "optim/muon per_head/dead_blocks": 1.0,
+    }
+
     assert canonical(groups) == {"update_rms": 3.0, "dead_blocks": 0.5}
     assert canonical({"reward_std": 1.0, "rewards/f/std": 2.0}) == {"reward_std": 1.0}
 
@@ -251,19 +321,23 @@ def test_windows_of_a_track():
     # One outlier moves nothing.
     short = track_of([1e6 if k in (4, 40) else 1.0 for k in range(60)], 10, 5).window(0)
     assert (short.now, short.reference("start"), short.best) == (1.0, 1.0, 1.0)
+
     # The onset of a fall.
     short = track_of([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1], 4, 2).window(0)
     assert Symptom("reward", "down", by=0.5).onset(short) == 20
     assert Symptom("reward", "not_up").onset(short) is None
+
     # Noise may hide a rise in five rows that 25 show; once it is lost, the five count.
     values = [(0.2 if k < 10 else 0.4) + 0.11 * (-1) ** (k * k // 3) for k in range(60)]
     not_up = Symptom("reward", "not_up", by=0.1)
     assert not not_up.is_present(track_of(values, 10, 5).window(0), 4.0)
     assert not_up.is_present(track_of([*values, *[0.2] * 5], 10, 5).window(0), 4.0)
+
     # A fall in the first rows is remembered.
     long = track_of([0.4] * 10 + [0.0] * 60, 10, 5).window(1)
     assert long.best < 0.4
     assert long.reference("best") == pytest.approx(0.4)
+
     # The best single evaluation is luck.
     track = track_of((0.3, 0.32, 0.5, 0.31, 0.3), 1, 1, pooled=True)
     assert track.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
@@ -274,5 +348,12 @@ def test_the_noise_of_an_evaluation_is_that_of_its_problems():
     assert track_of((0.26, 0.45, 0.44), 1, 1).noise > 0.1  # the assumed number of problems
     engine = Engine()
     for step, accuracy in enumerate((0.26, 0.45, 0.44)):
-        engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})
+        engine.update(
+            {
+                "step": step,
+                "eval/greedy": accuracy,
+                "eval/problems": 100,
+            }
+        )
+
     assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))

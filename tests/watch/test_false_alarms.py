@@ -22,13 +22,15 @@ def evaluations(scores, problems=None):
 
 @few_or_all
 def test_chance_in_evaluations_stops_hardly_any_flat_run(runs):
-    draw, stopped = np.random.default_rng(0), []
+    draw = np.random.default_rng(0)
+    stopped = []
     for problems in (100, 200):
         for accuracy in (0.2, 0.3, 0.4):
             # Independent draws: more noise than the same problems at a fixed policy have.
             scores = draw.binomial(problems, accuracy, size=(runs, 200)) / problems
             stopped += [is_stopped(evaluations(run, problems)) for run in scores]
             stopped += [is_stopped(evaluations(run)) for run in scores[: runs // 2, :50]]
+
     assert sum(stopped) <= 0.02 * len(stopped)
 
 
@@ -37,9 +39,11 @@ def test_chance_in_evaluations_of_a_reward_stops_hardly_any_flat_run(known):
     def rows(scores):  # no shares of right answers
         return [{"step": 10 * k, "eval/reward": float(x)} | known for k, x in enumerate(scores)]
 
-    draw, stopped = np.random.default_rng(0), []
+    draw = np.random.default_rng(0)
+    stopped = []
     for mean, deviation in ((-1, 0.15), (2, 0.3), (50, 5)):
         stopped += [is_stopped(rows(draw.normal(mean, deviation, size=20))) for _ in range(10)]
+
     assert sum(stopped) <= 2
     assert is_stopped(rows([2.0, 2.02, 1.99, 2.01, 2.0, 2.01, 0.4, 0.39, 0.41]))
 
@@ -48,15 +52,20 @@ def flat_run(draw, prompts, accuracy, rows):
     """Rows in which nothing changes but the prompts, easy and hard ones."""
     easy = draw.beta(1.2 * accuracy, 1.2 * (1 - accuracy), size=(rows, prompts))
     right = draw.binomial(8, easy) / 8
-    correct, wrong = right.mean(1), (right == 0).mean(1)
+    correct = right.mean(1)
+    wrong = (right == 0).mean(1)
     alike = ((right == 0) | (right == 1)).mean(1)
+
     top = draw.binomial(8 * prompts, 0.15, size=rows) / (8 * prompts)
     for k in range(rows):
         yield {
-            "step": k, "reward": 0.1 + correct[k], "facts/correct": correct[k],
-            "groups/zero_signal": alike[k], "groups/all_wrong": wrong[k],
+            "step": k,
+            "reward": 0.1 + correct[k],
+            "facts/correct": correct[k],
+            "groups/zero_signal": alike[k],
+            "groups/all_wrong": wrong[k],
             "answers/top_share": top[k],
-        }  # fmt: skip
+        }
 
 
 @pytest.mark.parametrize(
@@ -66,6 +75,7 @@ def test_prompts_of_unequal_difficulty_stop_hardly_any_flat_run(runs, rows):
     draw = np.random.default_rng(0)
     kinds = [(prompts, accuracy) for prompts in (8, 16) for accuracy in (0.15, 0.3, 0.5)]
     stopped = [is_stopped(flat_run(draw, *kind, rows)) for kind in kinds for _ in range(runs)]
+
     assert sum(stopped) <= 0.02 * len(stopped)
 
 
@@ -76,9 +86,12 @@ def test_rewards_of_two_prompts_per_step(end, low, high):
     for seed in range(10):
         draw = random.Random(seed)
         levels = [0.5] * 120 + [end] * 80
-        rows = [{"step": k, "reward": min(max(level + draw.gauss(0, 0.25), 0.0), 1.0)}
-                for k, level in enumerate(levels)]  # fmt: skip
+        rows = [
+            {"step": k, "reward": min(max(level + draw.gauss(0, 0.25), 0.0), 1.0)}
+            for k, level in enumerate(levels)
+        ]
         stopped += is_stopped(rows)
+
     assert low <= stopped <= high
 
 

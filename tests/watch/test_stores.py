@@ -12,7 +12,14 @@ import pytest
 from mesotron.watch.readers import Stream, find_runs, read_log, stores, stream
 from mesotron.watch.readers.stream import Log, Table
 
-ROWS = [{"step": float(k), "reward": 0.1 * k, "entropy": 1.0 - 0.1 * k} for k in range(1, 6)]
+ROWS = [
+    {
+        "step": float(k),
+        "reward": 0.1 * k,
+        "entropy": 1.0 - 0.1 * k,
+    }
+    for k in range(1, 6)
+]
 
 
 def field(number: int, data: bytes) -> bytes:
@@ -22,7 +29,9 @@ def field(number: int, data: bytes) -> bytes:
 def varint(value: int) -> bytes:
     out = b""
     while value > 127:
-        out, value = out + bytes([value & 127 | 128]), value >> 7
+        out = out + bytes([value & 127 | 128])
+        value = value >> 7
+
     return out + bytes([value])
 
 
@@ -36,10 +45,14 @@ def wandb_file(records: list[bytes]) -> bytes:
             if left < 7:
                 out += b"\0" * left
                 continue
-            piece, record = record[: left - 7], record[left - 7 :]
+
+            piece = record[: left - 7]
+            record = record[left - 7 :]
             kind = (1 if not record else 2) if first else (4 if not record else 3)
             crc = zlib.crc32(bytes([kind]) + piece)
-            out, first = out + struct.pack("<IHB", crc, len(piece), kind) + piece, False
+            out = out + struct.pack("<IHB", crc, len(piece), kind) + piece
+            first = False
+
     return out
 
 
@@ -53,9 +66,28 @@ def history(values: dict) -> bytes:
 
 WANDB = [
     field(17, b"\x0a\x03run"),
-    history({"_step": 0, "train/reward": 0.5, "train/global_step": 10, "note": "x" * 70_000}),
-    history({"_step": 1, "entropy": math.nan, "_timestamp": 1e9}),
-    history({"_step": 2, "train/reward": 0.6, "train/global_step": 20}),
+    history(
+        {
+            "_step": 0,
+            "train/reward": 0.5,
+            "train/global_step": 10,
+            "note": "x" * 70_000,
+        }
+    ),
+    history(
+        {
+            "_step": 1,
+            "entropy": math.nan,
+            "_timestamp": 1e9,
+        }
+    ),
+    history(
+        {
+            "_step": 2,
+            "train/reward": 0.6,
+            "train/global_step": 20,
+        }
+    ),
 ]
 
 
@@ -65,16 +97,19 @@ def test_a_wandb_folder_is_read_while_it_grows(tmp_path):
     folder.mkdir(parents=True)
     path = folder / "run-abc.wandb"
     path.write_bytes(data[:7])
+
     growing = Stream(tmp_path / "wandb")
     for end in range(7, len(data) + 5000, 5000):
         path.write_bytes(data[:end])
         growing.poll()
+
     growing.finish()
     first, second = growing.log.rows
     assert first.pop("entropy") != 0.0  # NaN
     assert first == {"step": 10, "train/reward": 0.5}
     assert second == {"step": 20, "train/reward": 0.6}
     assert growing.log.notes == []
+
     path.write_bytes(data[:-3])
     log = read_log(path)
     assert (len(log.rows), len(log.notes)) == (1, 1)
@@ -82,10 +117,13 @@ def test_a_wandb_folder_is_read_while_it_grows(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_damage_inside_a_wandb_file(seed, tmp_path):
-    draw, path = random.Random(seed), tmp_path / "run-a.wandb"
+    draw = random.Random(seed)
+    path = tmp_path / "run-a.wandb"
+
     data = bytearray(wandb_file([*WANDB[:1], *WANDB[2:]] * 40))
     for _ in range(20):
         data[draw.randrange(7, len(data))] = draw.randrange(256)
+
     path.write_bytes(data + struct.pack("<IHB", 0, 0, 3) * 20_000)  # chunks without an end
     log = read_log(path)
     assert len(log.rows) <= 80
@@ -96,8 +134,10 @@ RUNS = [(run, row) for row in ROWS for run in ("first", "second")]
 LONG = [(run, *row.values()) for run, row in RUNS]
 TIDY = [(run, row["step"], name, row[name]) for run, row in RUNS for name in ("reward", "entropy")]
 WIDE = [(step, reward, 9, entropy, 9) for step, reward, entropy in map(dict.values, ROWS)]
-TRACKIO = [(k, run, int(row["step"]), json.dumps(row | {"loss": "NaN"}))
-           for k, (run, row) in enumerate(RUNS)]  # fmt: skip
+TRACKIO = [
+    (k, run, int(row["step"]), json.dumps(row | {"loss": "NaN"}))
+    for k, (run, row) in enumerate(RUNS)
+]
 MLFLOW = [(name, x, 0, run, int(step), 0) for run, step, name, x in TIDY]
 MLFLOW += [("loss", 0.0, 0, run, int(row["step"]), 1) for run, row in RUNS]
 
@@ -130,29 +170,42 @@ def parquet_file(rows):
     [
         ("long.csv", table("experiment,step,reward,entropy", LONG)),
         ("tidy.csv", table("Run,Step,Metric,Value", TIDY)),
-        ("wandb.csv", table('"Step","first - reward","second - reward",'
-                            '"first - entropy","second - entropy"', WIDE)),
+        (
+            "wandb.csv",
+            table(
+                '"Step","first - reward","second - reward","first - entropy","second - entropy"',
+                WIDE,
+            ),
+        ),
         ("rows.jsonl", table("{}", [[json.dumps({"run_name": run} | row)] for run, row in RUNS])),
         ("seeds.csv", table("Seed,step,reward,entropy", LONG)),
         ("seeds.jsonl", table('{"seed": 9}', [[json.dumps({"seed": run} | r)] for run, r in RUNS])),
         ("seeds.parquet", parquet_file([{"seed": run} | row for run, row in RUNS])),
         ("trackio.db", database("id, run_name, step, metrics", TRACKIO)),
-        ("bytes.db", database("id, run_name, step, metrics",
-                              [(*cells, text.encode()) for *cells, text in TRACKIO])),
+        (
+            "bytes.db",
+            database(
+                "id, run_name, step, metrics", [(*cells, text.encode()) for *cells, text in TRACKIO]
+            ),
+        ),
         ("mlflow.db", database("key, value, timestamp, run_uuid, step, is_nan", MLFLOW)),
         ("demo.parquet", parquet_file([{"run_name": r, "loss": math.nan} | x for r, x in RUNS])),
-        ("tidy.parquet", parquet_file([dict(zip(("run", "step", "metric", "value"), cells))
-                                       for cells in TIDY])),
+        (
+            "tidy.parquet",
+            parquet_file([dict(zip(("run", "step", "metric", "value"), cells)) for cells in TIDY]),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_with_several_runs(name, write, tmp_path):
     path = tmp_path / name
     write(path)
     first, second = find_runs(path)
+
     assert (first.name, second.name) == (f"{name}#first", f"{name}#second")
     for row, expected in zip(read_log(first).rows, ROWS, strict=True):
         assert math.isnan(row.pop("loss", math.nan))
         assert {key.removeprefix("first - "): x for key, x in row.items()} == expected
+
     for bad in (path, tmp_path / f"{name}#third"):
         with pytest.raises(ValueError, match="first"):
             read_log(bad)
@@ -162,18 +215,23 @@ def test_seeds_of_several_runs_and_of_one(tmp_path):
     path = tmp_path / "runs.csv"
     rows = [(run, seed, *row.values()) for run in "ab" for seed in (0, 1) for row in ROWS]
     table("run,seed,step,reward,entropy", rows)(path)
+
     assert [str(run)[len(f"{path}#") :] for run in find_runs(path)] == ["a/0", "a/1", "b/0", "b/1"]
     assert read_log(tmp_path / "runs.csv#b/1").rows == ROWS
+
     table("seed,step,reward,entropy", [(k, *row.values()) for k, row in enumerate(ROWS)])(path)
     assert find_runs(path) == [path]  # each step has its own seed
     assert read_log(path).rows == ROWS
+
     for size in (2, 3):  # rows of each seed, of a run that was resumed with others
         rows = [{"seed": k // size} | row for k, row in enumerate(ROWS)]
         table("seed,step,reward,entropy", [row.values() for row in rows])(path)
+
         write_jsonl = table("{}", [[json.dumps(row)] for row in rows])
         for file, write in (("a.jsonl", write_jsonl), ("a.parquet", parquet_file(rows))):
             write(tmp_path / file)
             assert find_runs(tmp_path / file) == [tmp_path / file]
+
         assert find_runs(path) == [path]
 
 
@@ -192,12 +250,21 @@ def test_a_run_of_mlflows_file_store(tmp_path):
             key = metric.rpartition("/")[2]
             lines = [f"170000000 {row[key]} {int(row['step'])}\n" for row in ROWS]
             file.write_text("".join(lines) + "damaged\n")
+
         (run / "meta.yaml").write_text("x: !!python/object:os.system {}\n")  # never parsed
+
     runs = find_runs(tmp_path)
     assert [run.name for run in runs] == ["a", "b"]
+
     rows = read_log(runs[0]).rows
-    assert rows == [{"step": r["step"], "train/reward": r["reward"], "entropy": r["entropy"]}
-                    for r in ROWS]  # fmt: skip
+    assert rows == [
+        {
+            "step": r["step"],
+            "train/reward": r["reward"],
+            "entropy": r["entropy"],
+        }
+        for r in ROWS
+    ]
 
 
 def test_trackio_counts_calls_but_transformers_logs_its_own_step(tmp_path):
@@ -207,20 +274,29 @@ def test_trackio_counts_calls_but_transformers_logs_its_own_step(tmp_path):
     calls = [(k, "run", k, json.dumps(row)) for k, row in enumerate(rows)]
     database("id, run_name, step, metrics", calls)(path)
     log = read_log(path)
+
     assert [row["step"] for row in log.rows] == [10, 20]
-    assert log.rows[0] == {"step": 10, "train/reward": 10, "eval/accuracy": 0.5}
+    assert log.rows[0] == {
+        "step": 10,
+        "train/reward": 10,
+        "eval/accuracy": 0.5,
+    }
+
     assert "resumed" in "".join(log.notes)
     calls = [(k, "run", 5 * (k % 3), json.dumps({"reward": k})) for k in range(6)]
     database("id, run_name, step, metrics", calls)(tmp_path / "b.db")  # two runs of one name
     log = read_log(tmp_path / "b.db")
+
     assert log.rows == [{"step": 5 * k, "reward": k + 3} for k in range(3)]
     assert "begun again" in "".join(log.notes)
 
 
 def hostile_view(path):
     with sqlite3.connect(path) as database:
-        database.execute("CREATE VIEW metrics AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
-                         "SELECT x + 1 FROM c) SELECT x AS step FROM c")  # fmt: skip
+        database.execute(
+            "CREATE VIEW metrics AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
+            "SELECT x + 1 FROM c) SELECT x AS step FROM c"
+        )
 
 
 @pytest.mark.parametrize(
@@ -241,8 +317,10 @@ def hostile_view(path):
 def test_a_damaged_store_is_one_sentence(name, data, tmp_path):
     path = tmp_path / name
     data(path) if callable(data) else path.write_bytes(data)
+
     with pytest.raises(ValueError, match=name) as error:
         read_log(path)
+
     assert "\n" not in str(error.value)
 
 
@@ -252,19 +330,41 @@ def test_a_damaged_store_is_one_sentence(name, data, tmp_path):
 def test_a_long_log_is_averaged(monkeypatch, tmp_path):
     monkeypatch.setattr(stream, "MAX_ROWS", 100)
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"step": k, "reward": k % 2, "loss": math.nan if k % 50 == 7
-                            else 1.0}) + "\n" for k in range(1600)))  # fmt: skip
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "step": k,
+                    "reward": k % 2,
+                    "loss": math.nan if k % 50 == 7 else 1.0,
+                }
+            )
+            + "\n"
+            for k in range(1600)
+        )
+    )
+
     log = read_log(path)
     assert len(log.rows) == 100
-    assert all(row == {"step": 16 * k + 15, "reward": 0.5, "loss": 1.0}
-               for k, row in enumerate(log.rows))  # fmt: skip
+    assert all(
+        row
+        == {
+            "step": 16 * k + 15,
+            "reward": 0.5,
+            "loss": 1.0,
+        }
+        for k, row in enumerate(log.rows)
+    )
+
     assert len(log.notes) == 1
     growing = Stream(path)
     assert growing.poll() == 100
+
     with path.open("a") as file:
         file.write(
             "".join(json.dumps({"step": k, "reward": 0.0}) + "\n" for k in range(1600, 1700))
         )
+
     assert growing.poll() > 0  # the rows were averaged once more
     assert growing.resumed
     assert growing.log.rows[-1]["step"] >= 1663
@@ -274,5 +374,6 @@ def test_names_and_numbers_of_a_log_are_bounded(monkeypatch):
     monkeypatch.setattr(stream, "MAX_KEYS", 50)
     table = Table(Log(None, "jsonl", []))
     table.add({"step": float(k), f"name{k}": 1.0} for k in range(100))
+
     assert len({key for row in table.rows for key in row}) == 50
     assert len(table.log.notes) == 1

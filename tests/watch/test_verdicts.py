@@ -21,19 +21,35 @@ from mesotron.watch.guard import choose_event
 from mesotron.watch.tracks import Symptom
 from support.watch_streams import FAILURES, diagnosis_of, failing, healthy
 
-NOISE, QUIET = random.Random(0), Console(quiet=True)
+NOISE = random.Random(0)
+QUIET = Console(quiet=True)
 
 
 def trl(level, *, steps=120, noise=0.03, **columns):
     """Rows of TRL: the reward at `level(step)`, other columns as numbers or functions of the
     step."""
-    shown = {"reward_std": 0.3, "grad_norm": 0.2, "completions/mean_length": 100.0, "entropy": 0.7}
+    shown = {
+        "reward_std": 0.3,
+        "grad_norm": 0.2,
+        "completions/mean_length": 100.0,
+        "entropy": 0.7,
+    }
+
     rows = []
     for k in range(steps):
         values = {name.replace("__", "/"): value for name, value in (shown | columns).items()}
         row = {name: value(k) if callable(value) else value for name, value in values.items()}
         reward = level(k) + (NOISE.gauss(0, noise) if noise else 0)
-        rows.append({"step": k, "loss": 0.0, "reward": reward, **row})
+
+        rows.append(
+            {
+                "step": k,
+                "loss": 0.0,
+                "reward": reward,
+                **row,
+            }
+        )
+
     return rows
 
 
@@ -55,9 +71,13 @@ def rise_and_fall(k):
 
 
 def cold(until):
-    return trl(lambda k: 0.0 if k < until else min(0.05 + 0.01 * (k - until), 0.7), noise=0,
-               reward_std=lambda k: 0.3 * (k >= until), grad_norm=lambda k: 0.4 * (k >= until),
-               frac_reward_zero_std=lambda k: 1.0 if k < until else 0.3)  # fmt: skip
+    return trl(
+        lambda k: 0.0 if k < until else min(0.05 + 0.01 * (k - until), 0.7),
+        noise=0,
+        reward_std=lambda k: 0.3 * (k >= until),
+        grad_norm=lambda k: 0.4 * (k >= until),
+        frac_reward_zero_std=lambda k: 1.0 if k < until else 0.3,
+    )
 
 
 def only(rows, *names):
@@ -74,92 +94,235 @@ def near_end(k):
 
 def with_sets(*sets):
     """Evaluations of (name, score, first step), as rows of their own, every tenth step."""
-    return [row for k, row in enumerate(trl(rise)) for row in (row, *(
-        {"step": k} | score for score, start in sets if k % 10 == 0 and k >= start))]  # fmt: skip
+    return [
+        row
+        for k, row in enumerate(trl(rise))
+        for row in (
+            row,
+            *({"step": k} | score for score, start in sets if k % 10 == 0 and k >= start),
+        )
+    ]
 
 
 def reward_model(k):
-    return {"step": k, "min_reward": -1 - k / 30, "mean_reward": 0.4 - k / 60,
-            "max_reward": 1.0, "margin": k / 60, "accuracy": 0.5 + k / 300}  # fmt: skip
+    return {
+        "step": k,
+        "min_reward": -1 - k / 30,
+        "mean_reward": 0.4 - k / 60,
+        "max_reward": 1.0,
+        "margin": k / 60,
+        "accuracy": 0.5 + k / 300,
+    }
 
 
 # (rows, condition at the end, cause, detectors and severities that may not occur)
 CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "long cold start": (cold(60), "healthy", None, {"update_explosion"}),
     "no signal": (silent(0.0), "dead", "reward_starvation", set()),
-    "few labels": (trl(lambda k: 0.2, frac_reward_zero_std=0.9, votes__abstained=0.75), "healthy",
-                   None, {"reward_starvation", "no_labels"}),
+    "few labels": (
+        trl(lambda k: 0.2, frac_reward_zero_std=0.9, votes__abstained=0.75),
+        "healthy",
+        None,
+        {"reward_starvation", "no_labels"},
+    ),
     "few labels, no signal": (
-        silent(0.05, frac_reward_zero_std=1.0, votes__abstained=0.75), "dead", "no_labels", set()),
+        silent(0.05, frac_reward_zero_std=1.0, votes__abstained=0.75),
+        "dead",
+        "no_labels",
+        set(),
+    ),
     "floor, only a reward": (only(silent(-0.1), "reward"), "dead", "reward_starvation", set()),
-    "solved at once": (trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (
-        k < 4)), "healthy", None, {"constant_reward", "reward_starvation"}),
+    "solved at once": (
+        trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (k < 4)),
+        "healthy",
+        None,
+        {"constant_reward", "reward_starvation"},
+    ),
     "normalized reward": (trl(lambda k: 0.0625, noise=0), "healthy", None, {"constant_reward"}),
     "dip": (trl(dip), "healthy", None, {"nonfinite"}),
-    "loss scaling": (trl(rise, grad_norm=lambda k: math.inf if k < 6 else 0.3), "healthy", None,
-                     {"stop"}),
-    "loss lost": (trl(rise, loss=lambda k: math.nan if k > 60 else 0.0), "dead", "nonfinite",
-                  set()),
-    "solving": (trl(rise, entropy=lambda k: 0.7 * near_end(k), frac_reward_zero_std=lambda k: 0.1
-                    + 0.8 * min(k / 80, 1)), "healthy", None, {"entropy_collapse"}),
+    "loss scaling": (
+        trl(rise, grad_norm=lambda k: math.inf if k < 6 else 0.3),
+        "healthy",
+        None,
+        {"stop"},
+    ),
+    "loss lost": (
+        trl(rise, loss=lambda k: math.nan if k > 60 else 0.0),
+        "dead",
+        "nonfinite",
+        set(),
+    ),
+    "solving": (
+        trl(
+            rise,
+            entropy=lambda k: 0.7 * near_end(k),
+            frac_reward_zero_std=lambda k: 0.1 + 0.8 * min(k / 80, 1),
+        ),
+        "healthy",
+        None,
+        {"entropy_collapse"},
+    ),
     "certain too early": (
-        trl(lambda k: 0.3, entropy=lambda k: 0.68 * near_end(k),
-            frac_reward_zero_std=lambda k: 0.2 + 0.61 * min(k / 60, 1)),
-        "drifting", "entropy_collapse", set()),
+        trl(
+            lambda k: 0.3,
+            entropy=lambda k: 0.68 * near_end(k),
+            frac_reward_zero_std=lambda k: 0.2 + 0.61 * min(k / 60, 1),
+        ),
+        "drifting",
+        "entropy_collapse",
+        set(),
+    ),
     "certain where few votes agree": (
-        trl(lambda k: 0.3, entropy=lambda k: 0.68 * near_end(k), votes__abstained=0.7,
-            frac_reward_zero_std=lambda k: 0.2 + 0.61 * min(k / 60, 1)),
-        "healthy", None, {"entropy_collapse"}),
-    "longer": (trl(lambda k: 0.5, completions__mean_length=lambda k: 100 + 2.0 * k), "healthy",
-               None, {"length_explosion"}),
-    "part without a verdict": (trl(rise, rewards__accuracy__mean=math.nan), "healthy", None,
-                               {"nonfinite"}),
+        trl(
+            lambda k: 0.3,
+            entropy=lambda k: 0.68 * near_end(k),
+            votes__abstained=0.7,
+            frac_reward_zero_std=lambda k: 0.2 + 0.61 * min(k / 60, 1),
+        ),
+        "healthy",
+        None,
+        {"entropy_collapse"},
+    ),
+    "longer": (
+        trl(lambda k: 0.5, completions__mean_length=lambda k: 100 + 2.0 * k),
+        "healthy",
+        None,
+        {"length_explosion"},
+    ),
+    "part without a verdict": (
+        trl(rise, rewards__accuracy__mean=math.nan),
+        "healthy",
+        None,
+        {"nonfinite"},
+    ),
     "parser drift": (
-        trl(fall, reward_std=lambda k: max(fall(k) / 2, 0.01), completions__mean_length=lambda k:
-            100 + 2.0 * max(k - 60, 0), rewards__accuracy_reward__mean=fall),
-        "dead", "parser_drift", set()),
+        trl(
+            fall,
+            reward_std=lambda k: max(fall(k) / 2, 0.01),
+            completions__mean_length=lambda k: 100 + 2.0 * max(k - 60, 0),
+            rewards__accuracy_reward__mean=fall,
+        ),
+        "dead",
+        "parser_drift",
+        set(),
+    ),
     "no update before the first reward": (
-        [row | {"optim/muon/update_rms": 1e-5 * (row["step"] >= 20), "learning_rate": 1e-4,
-                "optim/muon/dead_blocks": float(row["step"] < 20)} for row in cold(20)],
-        "healthy", None, {"dead_optimizer", "update_explosion", "stop"}),
+        [
+            row
+            | {
+                "optim/muon/update_rms": 1e-5 * (row["step"] >= 20),
+                "learning_rate": 1e-4,
+                "optim/muon/dead_blocks": float(row["step"] < 20),
+            }
+            for row in cold(20)
+        ],
+        "healthy",
+        None,
+        {"dead_optimizer", "update_explosion", "stop"},
+    ),
     "solved in percent": (
-        trl(lambda k: min(30 + k, 97), noise=1, entropy=lambda k: 0.7 * near_end(k),
-            frac_reward_zero_std=lambda k: 0.1 + 0.8 * min(k / 80, 1)), "healthy", None,
-        {"entropy_collapse"}),
-    "ends in a fall": (trl(lambda k: 0.7 if k < 61 else 0.1, steps=64), "dead", "reward_collapse",
-                       set()),
+        trl(
+            lambda k: min(30 + k, 97),
+            noise=1,
+            entropy=lambda k: 0.7 * near_end(k),
+            frac_reward_zero_std=lambda k: 0.1 + 0.8 * min(k / 80, 1),
+        ),
+        "healthy",
+        None,
+        {"entropy_collapse"},
+    ),
+    "ends in a fall": (
+        trl(lambda k: 0.7 if k < 61 else 0.1, steps=64),
+        "dead",
+        "reward_collapse",
+        set(),
+    ),
     # TRL logs every tenth step: 300 steps are 30 rows.
-    "few rows": ([{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)], "dead",
-                 "reward_collapse", set()),
+    "few rows": (
+        [{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)],
+        "dead",
+        "reward_collapse",
+        set(),
+    ),
     "starved, then learns": (
-        trl(lambda k: 0.0 if k < 20 else 0.02 * (k - 20), steps=50, noise=0,
-            frac_reward_zero_std=lambda k: 0.95 if k < 28 else 0.2), "healthy", None, {"stop"}),
+        trl(
+            lambda k: 0.0 if k < 20 else 0.02 * (k - 20),
+            steps=50,
+            noise=0,
+            frac_reward_zero_std=lambda k: 0.95 if k < 28 else 0.2,
+        ),
+        "healthy",
+        None,
+        {"stop"},
+    ),
     "frozen weights": (trl(lambda k: 0.4, grad_norm=0.0), "drifting", "zero_gradient", {"stop"}),
-    "huge rewards": (trl(lambda k: 1e38, noise=0, reward_std=3e37, grad_norm=0.0), "drifting",
-                     "zero_gradient", {"stop"}),
+    "huge rewards": (
+        trl(
+            lambda k: 1e38,
+            noise=0,
+            reward_std=3e37,
+            grad_norm=0.0,
+        ),
+        "drifting",
+        "zero_gradient",
+        {"stop"},
+    ),
     "a norm that is always 0": (trl(rise, grad_norm=0.0), "healthy", None, {"stop"}),
-    "floor with a KL gradient": (only(trl(lambda k: -1.0, noise=0), "reward", "grad_norm"), "dead",
-                                 "reward_starvation", set()),
+    "floor with a KL gradient": (
+        only(trl(lambda k: -1.0, noise=0), "reward", "grad_norm"),
+        "dead",
+        "reward_starvation",
+        set(),
+    ),
     "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
     "sets under one name": (
-        with_sets(({"eval_reward": 0.85, "eval_gsm8k_runtime": 3.0}, 0),
-                  ({"eval_reward": 0.12, "eval_aime_runtime": 3.0}, 0)), "healthy", None, {"stop"}),
+        with_sets(
+            ({"eval_reward": 0.85, "eval_gsm8k_runtime": 3.0}, 0),
+            ({"eval_reward": 0.12, "eval_aime_runtime": 3.0}, 0),
+        ),
+        "healthy",
+        None,
+        {"stop"},
+    ),
     "a further set": (
         with_sets(({"eval/gsm8k/accuracy": 0.85}, 0), ({"eval/aime/accuracy": 0.12}, 110)),
-        "healthy", None, {"stop"}),
-    "accuracy in percent": (trl(rise, eval__accuracy=lambda k: 60.1 - k / 80), "healthy", None,
-                            {"stop"}),
-    "truncated in percent": (trl(rise, truncated_pct=lambda k: 1 + k / 100), "healthy", None,
-                             {"warn"}),
+        "healthy",
+        None,
+        {"stop"},
+    ),
+    "accuracy in percent": (
+        trl(rise, eval__accuracy=lambda k: 60.1 - k / 80),
+        "healthy",
+        None,
+        {"stop"},
+    ),
+    "truncated in percent": (
+        trl(rise, truncated_pct=lambda k: 1 + k / 100),
+        "healthy",
+        None,
+        {"warn"},
+    ),
     "a reward model": ([reward_model(k) for k in range(150)], "healthy", None, {"stop"}),
     "too short": (trl(rise, steps=4), "unknown", None, set()),
-    "never correct, shorter": (trl(rise, facts__correct=0.0, completions__mean_length=lambda k:
-                                   100 - 70 * min(k / 40, 1)), "healthy", None, {"warn"}),
-    "without an end": (trl(rise, completions__clipped_ratio=lambda k: min(k / 60, 1.0)),
-                       "drifting", "length_explosion", {"stop"}),
-    "reward and accuracy fall together": (trl(rise_and_fall, eval__accuracy=rise_and_fall), "dead",
-                                          "reward_collapse", set()),
-}  # fmt: skip
+    "never correct, shorter": (
+        trl(rise, facts__correct=0.0, completions__mean_length=lambda k: 100 - 70 * min(k / 40, 1)),
+        "healthy",
+        None,
+        {"warn"},
+    ),
+    "without an end": (
+        trl(rise, completions__clipped_ratio=lambda k: min(k / 60, 1.0)),
+        "drifting",
+        "length_explosion",
+        {"stop"},
+    ),
+    "reward and accuracy fall together": (
+        trl(rise_and_fall, eval__accuracy=rise_and_fall),
+        "dead",
+        "reward_collapse",
+        set(),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -186,6 +349,7 @@ def test_the_onset_is_when_the_damage_began(turn, over, column):
     found = diagnosis_of(rows)
     assert found.condition == "dead"
     assert found.phases[-1].first == found.onset == pytest.approx(turn, abs=20)
+
     useful = [row["reward"] for row in rows if abs(row["step"] - found.useful_step) <= 5]
     assert sum(useful) / len(useful) >= 0.93 * 0.74
 
@@ -194,11 +358,13 @@ STATE: Any = SimpleNamespace(global_step=0, is_world_process_zero=True)
 
 
 def watched(rows) -> Watch:
-    watch, control = Watch(guard="warn"), SimpleNamespace()
+    watch = Watch(guard="warn")
+    control = SimpleNamespace()
     for row in rows:
         STATE.global_step = row["step"]
         logs = {name: value for name, value in row.items() if name != "step"}
         watch.on_log(None, STATE, control, logs=logs)  # type: ignore[arg-type]
+
     return watch
 
 
@@ -210,6 +376,7 @@ def test_live_equals_offline(tmp_path, name):
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     offline = watch_one(WatchConfig(path=log), log, QUIET, Alerts(())).diagnosis
+
     assert live.record() | {"notes": ()} == offline.record() | {"notes": ()}
 
 
@@ -217,6 +384,7 @@ def test_a_healthy_run_ends_with_one_line(caplog):
     watch = watched(healthy(0, steps=30))
     with caplog.at_level(logging.INFO, logger="mesotron.watch"):
         watch.on_train_end(None, STATE, None)
+
     (line,) = caplog.messages
     assert "healthy" in line
     assert "\n" not in line
@@ -224,12 +392,20 @@ def test_a_healthy_run_ends_with_one_line(caplog):
 
 def test_the_guard_acts_only_above_its_precision():
     events = [
-        Event(step=9, detector=name, severity="stop", diagnosis="", remedy="", confidence=p)
+        Event(
+            step=9,
+            detector=name,
+            severity="stop",
+            diagnosis="",
+            remedy="",
+            confidence=p,
+        )
         for name, p in (("repetition", 0.8), ("nonfinite", 0.97))
     ]
     for precision, chosen in ((0.5, "repetition"), (0.95, "nonfinite")):
         event = choose_event(events, DETECTORS, precision)
         assert event.detector == chosen
+
     assert choose_event(events, DETECTORS, 0.99) is None
 
 
@@ -265,6 +441,7 @@ trust = 0.8
 def test_a_broken_detector_is_refused_not_inverted(tmp_path, old, new, match):
     path = tmp_path / "mine.toml"
     path.write_text(TOML.replace(old, new))
+
     with pytest.raises(ValueError, match=match):
         load_detectors(path)
 
@@ -274,6 +451,7 @@ def test_a_logged_metric_is_not_asked_for():
     rows = silent(0.0, frac_reward_zero_std=1.0)
     assert "grad_norm" not in diagnosis_of(rows).missing
     bare = [{name: x for name, x in row.items() if name != "grad_norm"} for row in rows]
+
     assert "grad_norm" in diagnosis_of(bare).missing
 
 
@@ -281,22 +459,34 @@ def test_detectors_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TOML)
     (own,) = load_detectors(path)
+
     assert own.fatal == ((Symptom("reward", "down", by=0.2, since="best"),),)
     rows = [row | {"tools/failed": 0.1 if row["step"] < 60 else 0.6} for row in failing(0, {})]
     engine = Engine(detectors=with_own([own]))
     (event,) = [e for row in rows for e in engine.update(row)]
+
     assert (event.detector, event.severity, event.confidence) == ("tool_errors", "warn", 0.8)
     assert Watch(detectors=path).engine.detectors[0] == own
     assert "tool calls" in explain("tool_errors", engine.detectors)
-    ours = Detector(name="nonfinite", cases=(), diagnosis="", remedy="")
+
+    ours = Detector(
+        name="nonfinite",
+        cases=(),
+        diagnosis="",
+        remedy="",
+    )
+
     assert [d for d in with_own([ours]) if d.name == "nonfinite"] == [ours]
     named = TOML.replace(SYMPTOM, '"calls_fail", "reward_lost"')
     named = named.replace('{field = "optim.lr", act = "multiply", value = 0.5}', '"smaller_step"')
     path.write_text(f"[symptoms]\ncalls_fail = {SYMPTOM}\n{named}")
+
     assert load_detectors(path)[0].metrics == ("tools/failed", "reward")
     assert load_detectors(path)[0].changes == own.changes
+
     path.write_text(named.replace("calls_fail", "gone"))
     with pytest.raises(ValueError, match="gone"):
         load_detectors(path)
+
     with pytest.raises(ValueError, match="nonfinit"):
         explain("nonfinit")

@@ -107,9 +107,18 @@ class Kind(ABC):
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         if objectives:
             raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
+
         for name in optims:
             _check_known("optimizer", name, self.optims)
-        return [Contender(name=x, optim=x, about=self.optims[x]["about"]) for x in optims]
+
+        return [
+            Contender(
+                name=x,
+                optim=x,
+                about=self.optims[x]["about"],
+            )
+            for x in optims
+        ]
 
     @abstractmethod
     def settings(
@@ -143,18 +152,29 @@ class Kind(ABC):
         """Results of a run; None if it has neither finished nor diverged (to the floor's score)."""
         if not (path / "config.json").is_file():
             return None
+
         run = RunFolder(path)
         rows = run.rows("metrics")
         start, scores = self.evaluations(run)
         error = last_line if run.result is None and is_not_finite(last_line) else ""
+
         diverged = diverged_at(rows) is not None or bool(error)
         if diverged and not scores:
             scores = dict.fromkeys(start, min([self.floor, *start.values()]))  # rewards below 0
+
         if not rows or (run.result is None and not diverged):
             return None
+
         seconds, tokens = self.cost(rows)
         costs = (seconds[-1], tokens[-1], int(rows[-1]["step"]))
-        return Outcome(scores, start, *costs, health_of(rows, error), self.update_ratio(run, rows))
+
+        return Outcome(
+            scores,
+            start,
+            *costs,
+            health_of(rows, error),
+            self.update_ratio(run, rows),
+        )
 
 
 class Language(Kind, name="rlvr"):
@@ -172,11 +192,15 @@ class Language(Kind, name="rlvr"):
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
+
         if self.config.task.data and is_own(self.config.reward):
-            self.measure, self.curve = "mean reward on held-out prompts", "reward"
+            self.measure = "mean reward on held-out prompts"
+            self.curve = "reward"
+
         optim = self.config.optim
         if optim.scale not in ("rms", "moonlight"):
             raise ValueError(f"optim.scale={optim.scale}: compare in AdamW's unit, optim.scale=rms")
+
         self.base_rate = optim.lr
         if optim.name in SPECTRAL_RULES and optim.aux_lr is not None:
             self.base_rate = optim.aux_lr  # AdamW has another rate than the matrices
@@ -184,12 +208,21 @@ class Language(Kind, name="rlvr"):
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         for name in objectives:
             _check_known("objective", name, get_args(ObjectiveName))
+
         made = []
         for optim in optims:
             about, _ = self.optim_config(optim)
             for objective in objectives or (self.config.objective.name,):
                 name = f"{optim}+{objective}" if len(objectives) > 1 else optim
-                made.append(Contender(name=name, optim=optim, objective=objective, about=about))
+                made.append(
+                    Contender(
+                        name=name,
+                        optim=optim,
+                        objective=objective,
+                        about=about,
+                    )
+                )
+
         return made
 
     def optim_config(self, optim: str) -> tuple[str, OptimConfig]:
@@ -197,13 +230,16 @@ class Language(Kind, name="rlvr"):
         name, _, variant = optim.partition(":")
         _check_known("optimizer", name, self.optims)
         settings = dict(self.optims[name])
-        about, own = settings.pop("about"), OptimConfig(**settings)
+        about = settings.pop("about")
+        own = OptimConfig(**settings)
         config = replace(self.config.optim, **{field: getattr(own, field) for field in self.own})
         if {"lr", "name"} & {text.partition("=")[0].strip() for text in variant.split(",")}:
             raise ValueError(f"--optims {optim}: rates are searched (--rates), the name is {name}")
+
         if variant:
             about = f"{about}, with {variant.replace(',', ', ')}"
             config = change(config, variant.split(","))
+
         return about, config
 
     def settings(
@@ -213,6 +249,7 @@ class Language(Kind, name="rlvr"):
         # Embeddings, norms and head keep AdamW's rate; SGD's has another unit and its own default.
         if optim.name in SPECTRAL_RULES and optim.aux_lr is None:
             optim = replace(optim, aux_lr=rate)
+
         return replace(
             self.config,
             optim=replace(optim, lr=rate * gain),
@@ -224,6 +261,7 @@ class Language(Kind, name="rlvr"):
     def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
         if self.optim_config(contender.optim)[1].name == "adamw":
             return None  # AdamW's own step is the unit
+
         config = self.settings(contender, self.base_rate, seed, run)
         return replace(
             config,
@@ -250,6 +288,7 @@ class Language(Kind, name="rlvr"):
         optim = run.config["optim"]
         if optim["schedule"] != "constant" or optim["warmup"] > 0 or not optim["lr"] > 0:
             return None
+
         updates = [
             value
             for row in rows[len(rows) // 2 :]
@@ -275,10 +314,22 @@ class Games(Kind, name="ppo"):
         # Muon's rate is the spectral norm of a step; the RMS change of a weight by a step of full
         # rank is that over sqrt(inputs). What Pion's filter removes is not compensated.
         muon_lr = 0.2 * rate * gain * math.sqrt(self.config.d_model)
-        rates = {"lr": rate, "muon_lr": muon_lr, "aux_adam_lr": rate}
+        rates = {
+            "lr": rate,
+            "muon_lr": muon_lr,
+            "aux_adam_lr": rate,
+        }
+
         place = {"save_dir": run.parent, "run_name": run.name}
         optim = {"optim": contender.optim, "use_muon": False}
-        return replace(self.config, **optim, **rates, **place, seed=seed)
+
+        return replace(
+            self.config,
+            **optim,
+            **rates,
+            **place,
+            seed=seed,
+        )
 
     def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
         if (result := run.result) is None:
@@ -303,12 +354,14 @@ class Robots(Kind, name="vla"):
         from mesotron.vla.demos import is_lerobot
 
         super().__init__(recipe, changes)
+
         # The rules are the contenders', but a strength of Pion is only valid beside Pion.
         strength = any(one.startswith(("optim.promote", "optim.cutoff")) for one in changes)
         pion = ("optim.action=pion",) if strength else ()
         self.config: VlaTrainConfig = change(VlaTrainConfig(), (*self.always, *pion, *changes))
         if is_lerobot(self.config.demos):
             raise ValueError(f"{self.config.demos} is a LeRobotDataset, which has no simulator")
+
         self.base_rate = self.config.optim.lr
 
     def settings(
@@ -318,10 +371,17 @@ class Robots(Kind, name="vla"):
         rules: dict[str, Any] = {name.removeprefix("optim."): rule for name in self.contested}
         if contender.optim == "pion_action":
             rules["action"] = "pion"
+
         if "pion" not in rules.values():
             rules |= {"promote": None, "cutoff": None}
+
         optim = replace(self.config.optim, lr=rate * gain, **rules)
-        return replace(self.config, optim=optim, seed=seed, out=run)
+        return replace(
+            self.config,
+            optim=optim,
+            seed=seed,
+            out=run,
+        )
 
     @property
     def num_problems(self) -> int:
@@ -341,6 +401,7 @@ class Robots(Kind, name="vla"):
         steps = [0, *(row["step"] for row in rows)]
         since = zip(rows, steps)
         seconds = accumulate(row.get("time/step", 0.0) * (row["step"] - k) for row, k in since)
+
         return list(seconds), [float(step * self.config.batch) for step in steps[1:]]
 
 
@@ -365,6 +426,7 @@ def diverged_at(rows: Sequence[Row]) -> int | None:
         losses = [v for k, v in row.items() if k == "loss" or k.startswith("loss/")]
         if not all(map(math.isfinite, losses)):
             return int(row["step"])
+
     return None
 
 
@@ -377,11 +439,15 @@ def health_of(rows: Sequence[Row], error: str = "") -> Health:
     events = [event for row in rows for event in engine.update(row)]
     diagnosis = diagnose(rows, engine, events)
     verdict: Verdict = "healthy" if diagnosis.condition == "unknown" else diagnosis.condition
+
     text = diagnosis.text()
     if (step := diverged_at(rows)) is not None:
-        verdict, text = "diverged", f"diverged at step {step}: {text}"
+        verdict = "diverged"
+        text = f"diverged at step {step}: {text}"
     elif error:
-        verdict, text = "diverged", f"diverged after step {int(rows[-1]['step'])}: {error}"
+        verdict = "diverged"
+        text = f"diverged after step {int(rows[-1]['step'])}: {error}"
+
     return Health(verdict, diagnosis.cause, text)
 
 
@@ -403,8 +469,10 @@ def change(config: Config, changes: Iterable[str]) -> Config:
             if name.startswith("trl."):
                 config = replace(config, trl=(*config.trl, f"{name[4:]}={text}"))  # pyright: ignore
                 continue
+
             _, kind = flags[f"--{name.replace('_', '-')}"]
             config = _replace_at(config, name.split("."), _read(kind, text, item))
+
     return base.validate(config)
 
 
@@ -420,9 +488,11 @@ def _read(kind: Any, text: str, item: str) -> Any:
     choices = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
     if NoneType in kinds and text == "none" and "none" not in choices:
         return None
+
     for one in kinds:
         if one is not NoneType and (value := _read_one(one, text, item)) is not None:
             return value
+
     raise ValueError(f"{item!r}: {text!r} is not {base.describe_type(kind)}")
 
 
@@ -433,6 +503,7 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
         return {str(one): one for one in get_args(kind)}.get(text)
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower())
+
     try:
         return kind(text)
     except ValueError:
@@ -447,9 +518,11 @@ def cell_command(path: Path, kind: str, config: Any) -> list[str]:
 def run_cell(path: Path) -> int:
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
+
     config: Any = base.from_plain(kind.config_type, values["config"], str(path))
     if code_names(config):  # of the tournament's own command: `Progress.settings` checked it
         search_working_folder()
+
     return resolve(kind.command)(config)
 
 

@@ -117,11 +117,14 @@ def read_tournament(folder: Path) -> Tournament:
     path = folder / NAME
     if not path.is_file():
         raise ValueError(f"{folder} is not a folder of mesotron compare: it has no {NAME}")
+
     values = read_json(path)
     record = from_plain(Tournament, values, str(path))
     for name, kind in (("contenders", Contender), ("cells", Cell), ("standings", Standing)):
         setattr(record, name, [from_plain(kind, one, str(path)) for one in values.get(name, ())])
+
     for cell in record.cells:  # its folder is removed and made again
         if cell.run != f"cells/{cell.id}" or cell.id != Path(cell.id).name:
             raise ValueError(f"{path}: the cell {cell.id!r} is not in cells/: {cell.run!r}")
+
     return record

@@ -39,16 +39,28 @@ class Search(NamedTuple):
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     # First 0 and the indices nearest to it, upward first.
     wanted = [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(grid.rates)]
-    best, edge, done = None, None, False
+    best = None
+    edge = None
+
+    done = False
     while not done and all(k in known for k in wanted):
         best = best_index(wanted, known)
         beside = [] if best is None else [k for k in (best + 1, best - 1) if k not in wanted]
+
         done = not beside or len(wanted) - grid.rates >= grid.extend
         if not done:
             wanted.append(beside[0])
+
     if done and best is not None:
         edge = "high" if best == max(wanted) else "low" if best == min(wanted) else None
-    return Search(tuple(wanted), best if done else None, len(wanted) - grid.rates, edge, done)
+
+    return Search(
+        tuple(wanted),
+        best if done else None,
+        len(wanted) - grid.rates,
+        edge,
+        done,
+    )
 
 
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:

@@ -54,37 +54,53 @@ class Space:
 def read_space(file: str, ranges: Sequence[str]) -> Space:
     path = Path(file)
     given = [read_range(item) for item in ranges]
+
     if path.suffix in (".yaml", ".yml", ".json"):
         space = _read_file(path)
     else:
         space = Space(file, OTHERS.get(file, ("train", file)), ())
+
     named = {one.name for one in given}
     dimensions = [one for one in space.dimensions if one.name not in named] + given
     if not any(one.varies for one in dimensions):
         raise ValueError(f"{file} has nothing to search: give --space optim.lr=1e-5..1e-3")
-    return Space(space.name, space.command, tuple(dimensions), space.metric, space.goal)
+
+    return Space(
+        space.name,
+        space.command,
+        tuple(dimensions),
+        space.metric,
+        space.goal,
+    )
 
 
 def _read_file(path: Path) -> Space:
     if not path.is_file():
         raise ValueError(f"there is no sweep file {path}: give one, or a recipe with --space")
+
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except Exception as error:  # of either library, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
     values = values if isinstance(values, dict) else {"parameters": values}
     metric, parameters = (values.get(key) or {} for key in ("metric", "parameters"))
     if not isinstance(metric, dict) or not isinstance(parameters, dict):
         raise ValueError(f"{path}: metric and parameters must be mappings")
+
     named = metric.get("name")
     if not isinstance(named, str | None):
         raise ValueError(f"{path}: metric.name {named!r} must be a name")
+
     goal = metric.get("goal", "maximize" if named is None else "minimize")  # as W&B has it
     if goal not in ("maximize", "minimize"):
         raise ValueError(f"{path}: metric.goal {goal!r} must be maximize or minimize")
+
     dimensions = [_read_parameter(str(name), one, path) for name, one in parameters.items()]
-    name, command = str(values.get("name", path.stem)), _command(values.get("command"), path)
+    name = str(values.get("name", path.stem))
+    command = _command(values.get("command"), path)
+
     return Space(name, command, tuple(dimensions), named, goal)
 
 
@@ -92,11 +108,13 @@ def _command(words: Any, path: Path) -> tuple[str, ...]:
     """Arguments between `mesotron` and `${args}`, without those that send metrics to W&B."""
     if not isinstance(words, list) or "mesotron" not in words or "${args}" not in words:
         raise ValueError(f"{path}: command must be like [mesotron, train, arith, ${{args}}]")
+
     rest = [str(word) for word in words[words.index("mesotron") + 1 :] if word != "${args}"]
     for unwanted in TO_WANDB:
         for place in range(len(rest) - len(unwanted), -1, -1):
             if rest[place : place + len(unwanted)] == unwanted:
                 del rest[place : place + len(unwanted)]
+
     return tuple(rest)
 
 
@@ -106,23 +124,35 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
     if kind is not None and kind not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)
         raise ValueError(f"{path}: parameter {name} has distribution {kind!r}; known: {known}")
+
     if "value" in about:
         return Dimension(name, choices=(about["value"],))
+
     if "values" in about:
         values = about["values"]
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: parameter {name} has values {values!r}: give a list")
         return Dimension(name, choices=tuple(values))
-    low, high = about.get("min"), about.get("max")
+
+    low = about.get("min")
+    high = about.get("max")
     if isinstance(low, str) or isinstance(high, str):
         raise ValueError(f"{path}: YAML reads {low!r} or {high!r} as text: write {name} as 1.0e-5")
     if low is None or high is None:
         raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
     if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
         raise ValueError(f"{path}: parameter {name} has min {low!r} and max {high!r}: give numbers")
+
     if kind in ("uniform", "log_uniform_values"):
-        low, high = float(low), float(high)
-    return Dimension(name, low=low, high=high, log=kind == "log_uniform_values")
+        low = float(low)
+        high = float(high)
+
+    return Dimension(
+        name,
+        low=low,
+        high=high,
+        log=kind == "log_uniform_values",
+    )
 
 
 def read_range(item: str) -> Dimension:
@@ -133,10 +163,12 @@ def read_range(item: str) -> Dimension:
         raise ValueError(f"--space {item!r} must look like optim.lr=1e-5..1e-3 or name=one,two")
     if (match := RANGE.fullmatch(words)) is None:
         return Dimension(name, choices=tuple(words.split(",")))
+
     number = int if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()) else float
     try:
         low, high = map(number, match.groups())
     except ValueError as error:
         raise ValueError(f"--space {item!r} is not a range of numbers") from error
+
     log = number is float and low > 0 and high / low >= 10
     return Dimension(name, low=low, high=high, log=log)

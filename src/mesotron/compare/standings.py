@@ -21,11 +21,14 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
     """Fill in `record.standings`, best first; if every score is 0, all share rank 1."""
     rows = [_standing(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
+
     scored = has_scores(rows)
     for place, row in enumerate(rows, 1):
         row.rank = place if scored else 1
+
     if scored:
         compare_with_best(record, rows)
+
     record.standings = rows
 
 
@@ -35,6 +38,7 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
     interval = bootstrap(_scores(scored)) if scored else None
     times = [cell.threshold_seconds for cell in scored]
     halfway = median([math.inf if x is None else x for x in times] or [math.inf])
+
     return Standing(
         rank=0,
         contender=name,
@@ -63,13 +67,18 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
         for first, second in combinations(rows, 2)
         if (D := _difference(record, first, second)) is not None
     ]
+
     pooled = pool_seeds([D for *_, D in pairs])
     tests = [paired_test(D, pooled) for *_, D in pairs]
+
     corrected = holm([test.p for test in tests])
     for (first, row, _), test, p in zip(pairs, tests, corrected, strict=True):
         if first is rows[0]:
-            row.behind, row.behind_low, row.behind_high = test.value, test.low, test.high
-            row.p, row.p_holm = test.p, p
+            row.behind = test.value
+            row.behind_low = test.low
+            row.behind_high = test.high
+            row.p = test.p
+            row.p_holm = p
 
 
 def _difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
@@ -77,6 +86,7 @@ def _difference(record: Tournament, first: Standing, second: Standing) -> np.nda
     by_seed = [{c.seed: c for c in cells if c.per_problem is not None} for cells in finals]
     if not (seeds := sorted(by_seed[0].keys() & by_seed[1].keys())):
         return None
+
     better, worse = (_scores([cells[seed] for seed in seeds]) for cells in by_seed)
     return better - worse
 
@@ -101,23 +111,30 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
     smooth = {id: smoothed(rows, name, sign) for id, rows in curves.items()}
     known = [cell for cell in record.cells if smooth.get(cell.id)]
     record.threshold.value = None
+
     for cell in record.cells:
         cell.threshold_seconds = cell.threshold_tokens = cell.threshold_steps = None
+
     if not known:
         return
+
     ends: dict[str, list[float]] = {}
     for cell in known:
         ends.setdefault(cell.contender, []).append(smooth[cell.id][-1][1])
+
     start = fmean(smooth[cell.id][0][1] for cell in known)
     end = max(map(fmean, ends.values()))
     if not end > start:
         return
+
     value = (start + end) / 2
     record.threshold.value = sign * value
+
     for cell in known:
         if (place := next((k for k, point in smooth[cell.id] if point >= value), None)) is not None:
             seconds, tokens = kind.cost(curves[cell.id])
-            cell.threshold_seconds, cell.threshold_tokens = seconds[place], tokens[place]
+            cell.threshold_seconds = seconds[place]
+            cell.threshold_tokens = tokens[place]
             cell.threshold_steps = int(curves[cell.id][place]["step"])
 
 
@@ -127,18 +144,22 @@ def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[in
     points = [(k, sign * value) for k, value in logged if math.isfinite(value)]
     window = min(WINDOW, len(points))
     windows = [points[end - window : end] for end in range(window or 1, len(points) + 1)]
+
     return [(part[-1][0], fmean(value for _, value in part)) for part in windows]
 
 
 def conclude(record: Tournament) -> list[str]:
-    cells, rows = record.cells, [row for row in record.standings if row.score is not None]
+    cells = record.cells
+    rows = [row for row in record.standings if row.score is not None]
     not_measured = [
         f"{cell.contender} is left out: the run that measures its updates failed ({cell.why})."
         for cell in cells
         if cell.stage == "probe" and cell.state == "failed"
     ]
+
     if not rows:
         return ["No contender has a score: see the cells.", *not_measured]
+
     start = record.start.get("final")
     since = "" if start is None else f" ({record.before}: {start:.3f})"
     if has_scores(rows):
@@ -148,13 +169,16 @@ def conclude(record: Tournament) -> list[str]:
             f"All contenders score 0{since} by {record.measure}, so there is no ranking: use "
             "longer runs or an easier task."
         ]
+
     trouble = []
     for row in record.standings:
         if row.dead:
             runs = count(row.dead, "final run")
             trouble.append(f"{row.contender}: {runs} of {len(row.seeds)} died or diverged.")
+
         if row.failed:
             trouble.append(f"{row.contender}: {count(row.failed, 'final run')} crashed.")
+
     return [
         *order,
         *trouble,
@@ -172,33 +196,39 @@ def _conclude_order(record: Tournament, rows: Sequence[Standing], since: str) ->
     ]
     if len(best.seeds) < 2:
         sentences.append("One seed says nothing about other seeds: use three or more.")
+
     if tied := [row for row in rows[1:] if row.p_holm is not None and row.p_holm >= LEVEL]:
         names = [
             f"{row.contender} (behind by {row.behind:.3f}, p = {row.p_holm:.2g})" for row in tied
         ]
         sentences.append(f"No significant difference from {best.contender}: {', '.join(names)}.")
+
     sentences += [
         f"{row.contender} is behind by {row.behind:.3f} [{row.behind_low:.3f}, "
         f"{row.behind_high:.3f}] (p = {row.p_holm:.2g})."
         for row in rows[1:]
         if row.p_holm is not None and row.p_holm < LEVEL
     ]
+
     timed = [(t, row.contender) for row in rows if (t := row.threshold_seconds) is not None]
     if timed and (first := min(timed))[0] < (last := max(timed))[0]:
         sentences.append(
             f"{first[1]} was halfway first, after {spell_time(first[0])} of training; "
             f"{last[1]} last, after {spell_time(last[0])}."
         )
+
     for row in rows:
         if row.edge:
             own = (c for c in record.cells if c.contender == row.contender and c.stage == "search")
             tried = len({cell.rate for cell in own})
             ends = {"high": ("largest", "a larger"), "low": ("smallest", "a smaller")}
             end, other = ends[row.edge] if tried > 1 else ("only", "another")
+
             sentences.append(
                 f"{row.contender}: its rate, {row.rate:g}, is the {end} one of {tried} tried; "
                 f"{other} one may be better."
             )
+
     return sentences
 
 
@@ -211,6 +241,7 @@ def _dead_rates(cells: Sequence[Cell]) -> list[str]:
             causes = Counter(cell.cause or cell.verdict or "" for cell in dead)
             cause = causes.most_common(1)[0][0].replace("_", " ")
             sentences.append(f"{name} died in its search at rate {rates} ({cause}).")
+
     return sentences
 
 

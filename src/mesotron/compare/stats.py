@@ -33,6 +33,7 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Score:
     problems = rng.multinomial(P, np.full(P, 1 / P), size=RESAMPLES) / P
     means = np.einsum("rs,sp,rp->r", seeds, X, problems)
     low, high = np.quantile(means, [0.025, 0.975])
+
     return Score(float(X.mean()), float(low), float(high))
 
 
@@ -49,6 +50,7 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom."""
     if not (several := [D for D in differences if len(D) > 1]):
         return SeedNoise(0.0, 0.0)
+
     own = [D.mean(1).var(ddof=1) for D in several]
     contenders = (1 + math.isqrt(1 + 8 * len(several))) // 2  # K (K - 1) / 2 are all pairs of K
     return SeedNoise(float(np.mean(own)), (contenders - 1.0) * (min(map(len, several)) - 1))
@@ -69,29 +71,39 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     rows = (D.mean(1), D.mean(0), D.ravel())
     by_seed, by_problem, both = (float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0 for x in rows)
     by_seed_freedom = S - 1.0
+
     if S == 1:
         both = 0.0  # the same as by_problem
+
     if pooled is not None and pooled.freedom and pooled.variance / S >= by_seed:
-        by_seed, by_seed_freedom = pooled.variance / S, pooled.freedom
+        by_seed = pooled.variance / S
+        by_seed_freedom = pooled.freedom
+
     variance = max(by_seed, by_problem, by_seed + by_problem - both)
     if variance == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+
     freedom = float(P - 1)
     if by_seed_freedom:
         spread = by_seed**2 / by_seed_freedom
         spread += by_problem**2 / (P - 1) + both**2 / (S * P - 1)
         freedom = min(max(variance**2 / spread, by_seed_freedom), P - 1.0)
+
     error = math.sqrt(variance)
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
     p = 2 * float(student.sf(abs(mean) / error, freedom))
+
     return Difference(mean, mean - half, mean + half, p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction (1979) for testing all p-values together."""
     order = sorted(range(len(p_values)), key=lambda k: p_values[k])
-    corrected, largest = [0.0] * len(p_values), 0.0
+    corrected = [0.0] * len(p_values)
+
+    largest = 0.0
     for place, k in enumerate(order):
         largest = max(largest, min(1.0, (len(order) - place) * p_values[k]))
         corrected[k] = round(largest, 12)
+
     return corrected

@@ -47,16 +47,19 @@ def run(config: SweepConfig) -> int:
     space = read_space(config.file, config.space)
     name = command_name(space.command)
     require(COMMANDS[name].extra, what=f"mesotron {name}")
+
     for one in space.dimensions:
         if one.name != "config":  # which every command has
             value = one.choices[0] if one.choices else one.low
             read_setting(COMMANDS[name].config_type, f"{one.name}={value}")
+
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     (folder / "trials").mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
     study = Study(space, config, folder)
     Sweep(study, space, config, console).run()
     finish(study, space, folder, console)
+
     return 0
 
 
@@ -73,7 +76,13 @@ class Command:
 
 OUT = ("--out={parent}/{name}",)
 COMMANDS = {
-    "train": Command(TrainConfig, OUT, ("after", "value"), "rlvr", "--threads"),
+    "train": Command(
+        TrainConfig,
+        OUT,
+        ("after", "value"),
+        "rlvr",
+        "--threads",
+    ),
     "vla train": Command(
         VlaTrainConfig, OUT, ("success",), "vla", "--threads", defaults=("--workers=1",)
     ),
@@ -91,15 +100,18 @@ def command_name(arguments: Sequence[str]) -> str:
     for length in (1, 2):
         if " ".join(arguments[:length]) in COMMANDS:
             return " ".join(arguments[:length])
+
     known = ", ".join(COMMANDS)
     raise ValueError(f"mesotron {' '.join(arguments[:2])} cannot be swept: choose from {known}")
 
 
 def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[str]:
     name = command_name(arguments)
-    command, words = COMMANDS[name], name.split()
+    command = COMMANDS[name]
+    words = name.split()
     place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
     given = [*words, *command.defaults, *arguments[len(words) :]]
+
     return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
 
 
@@ -111,6 +123,7 @@ def own_code(arguments: Sequence[str]) -> list[str]:
             found.append(word)
         elif found:
             break
+
     return found if any(":" in word for word in found) else []
 
 
@@ -122,23 +135,29 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     """The score of a finished run; None if unfinished or not finite, LookupError if it has none."""
     if not (run / "config.json").is_file():
         return None
+
     folder = RunFolder(run)
     if folder.result is None:
         return None
+
     path: Sequence[str] = COMMANDS[command_name(arguments)].score
     if metric is not None:
         name = metric.removeprefix("train/")
         if values := [row[name] for row in folder.rows("metrics") if name in row]:
             mean = fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
             return mean if math.isfinite(mean) else None
+
         path = name.removeprefix("eval/").split(".")
+
     value: Any = folder.result
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
+
     if not isinstance(value, int | float):
         known = {*folder.result, *(name for row in folder.rows("metrics") for name in row)}
         name = metric or ".".join(path)
         raise LookupError(f"{run} has no metric {name}{suggest(name, known)}: see --metric")
+
     return float(value) if math.isfinite(value) else None
 
 
@@ -154,44 +173,65 @@ class Trial:
 
     def look(self) -> None:
         rows = read_rows(self.run / "metrics.jsonl")
-        new, self.num_seen = rows[self.num_seen :], len(rows)
+        new = rows[self.num_seen :]
+        self.num_seen = len(rows)
         events = [event for row in new for event in self.engine.update(row)]
+
         stops = [event.sentence(False) for event in events if event.severity == "stop"]
         if (step := diverged_at(new)) is not None:
             stops = [f"the loss is not finite at step {step}"]
+
         self.dead = next(iter(stops), None)
 
 
 class Study:
     def __init__(self, space: Space, config: SweepConfig, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.space, self.config, self.folder = space, config, folder
+        self.space = space
+        self.config = config
+        self.folder = folder
         self.metric = config.metric or space.metric
         self.reasons = folder / "reasons.jsonl"  # why trials have no score
-        goal, log = config.goal or space.goal, str(folder / "study.log")
+        goal = config.goal or space.goal
+        log = str(folder / "study.log")
+
         options: Any = {"study_name": config.study or space.name, "direction": goal}
         try:
             storage = config.storage or JournalStorage(JournalFileBackend(log))
-            self.study = optuna.create_study(storage=storage, load_if_exists=True, **options)
+            self.study = optuna.create_study(
+                storage=storage,
+                load_if_exists=True,
+                **options,
+            )
         except Exception as error:  # of a database, its driver or a damaged journal
-            place, reason = "--storage" if config.storage else log, " ".join(str(error).split())
+            place = "--storage" if config.storage else log
+            reason = " ".join(str(error).split())
             raise ValueError(f"{place} is not a usable study: {reason}") from error
+
         runs = [int(path.stem[6:]) for path in folder.glob("trials/trial-*.lock")]
         trials = self.study.get_trials(deepcopy=False)
         if max(runs, default=-1) >= len(trials):
             raise ValueError(f"{folder} has trials of another study: use another --out")
+
         # Scores of one study must mean the same and have the same direction.
         fixed = {x.name: "" if x.varies else (x.choices or (x.low,))[0] for x in space.dimensions}
         command = " ".join(space.arguments(fixed))
+
         known = {"goal": self.study.direction.name.lower(), **self.study.user_attrs}
         if all(one.value is None for one in trials):
             known.pop("metric", None)  # perhaps it was mistyped
-        now = {"goal": goal, "metric": self.metric or "score", "command": command}
+
+        now = {
+            "goal": goal,
+            "metric": self.metric or "score",
+            "command": command,
+        }
         for name, new in now.items():
             if (old := known.get(name, new)) != new:
                 raise ValueError(
                     f"the study has the {name} {old}, not {new}: use another --study and --out"
                 )
+
             self.study.set_user_attr(name, new)
 
     def next(self) -> Trial | None:
@@ -199,14 +239,18 @@ class Study:
         for trial in trials:
             if trial.state.name == "RUNNING" and (taken := self._take_up(trial)):
                 return taken
+
         if sum(trial.state.name != "FAIL" for trial in trials) >= self.config.trials:
             return None
+
         trial = self.study.ask()
         claim = self._claim(trial.number)
         assert claim is not None  # the number is new
+
         # Seeded by the number: workers that start together do not draw the same values.
         self.study.sampler = TPESampler(seed=self.config.seed * 1_000_003 + trial.number)
         values = {one.name: _suggest(trial, one) for one in self.space.dimensions}
+
         return Trial(trial.number, values, self._run(trial.number), claim)
 
     def _run(self, number: int) -> Path:
@@ -222,15 +266,25 @@ class Study:
             return None  # its worker is about to draw them, or died there: one trial fewer
         if (claim := self._claim(trial.number)) is None:
             return None
+
         now = self.study.get_trials(deepcopy=False)[trial.number]
         if now.state.name != "RUNNING":  # it ended before the claim
             claim.close()
             return None
+
         return Trial(trial.number, dict(trial.params), self._run(trial.number), claim)
 
     def end_without_score(self, trial: Trial, state: Literal["PRUNED", "FAIL"], why: str) -> None:
         """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
-        append_row(self.reasons, {"trial": trial.number, "state": state, "why": why})
+        append_row(
+            self.reasons,
+            {
+                "trial": trial.number,
+                "state": state,
+                "why": why,
+            },
+        )
+
         self.study.tell(trial.number, state=TrialState[state])
 
 
@@ -239,14 +293,18 @@ def _suggest(trial: optuna.Trial, one: Dimension) -> Value:
         choice = trial.suggest_categorical(one.name, one.choices)
         assert choice is not None
         return choice
+
     if isinstance(one.low, int) and isinstance(one.high, int):
         return trial.suggest_int(one.name, one.low, one.high, log=one.log)
+
     return trial.suggest_float(one.name, one.low, one.high, log=one.log)
 
 
 class Sweep:
     def __init__(self, study: Study, space: Space, config: SweepConfig, console: Console) -> None:
-        self.study, self.space, self.config = study, space, config
+        self.study = study
+        self.space = space
+        self.config = config
         self.say = partial(print_line, console)
         on_cpu = any("device=cpu" in argument for argument in space.command)
         self.pool = make_pool(config, not on_cpu)
@@ -256,7 +314,14 @@ class Sweep:
     def run(self) -> None:
         try:
             wait = partial(time.sleep, self.config.every)
-            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, wait)
+            run_jobs(
+                self.pool,
+                self.study.folder,
+                self.say,
+                self._start,
+                self._end,
+                wait,
+            )
         finally:
             for trial in self.trials.values():
                 trial.claim.close()  # leaves it to the next worker
@@ -264,6 +329,7 @@ class Sweep:
     def _start(self) -> None:
         while self.pool.has_free_slot and (trial := self.study.next()) is not None:
             self._start_trial(trial)
+
         for job in self.pool.jobs if self.config.prune else ():
             trial = self.trials[job.key]
             if trial.dead is None:
@@ -278,26 +344,42 @@ class Sweep:
             arguments = [*name.split(), f"--resume={trial.run}", *own_code(given)]
         else:
             arguments = start_arguments(given, trial.run, self.config.threads)
+
         env = {"OMP_NUM_THREADS": str(self.config.threads)}
         env |= COMMANDS[name].env if self.config.threads == 1 else {}
-        key, log = str(trial.number), trial.run.with_suffix(".log")
-        self.pool.start(key, process_command(arguments), log, env, (trial.claim.fileno(),))
+        key = str(trial.number)
+        log = trial.run.with_suffix(".log")
+
+        self.pool.start(
+            key,
+            process_command(arguments),
+            log,
+            env,
+            (trial.claim.fileno(),),
+        )
+
         self.trials[key] = trial
 
     def _end(self, job: Job, stopping: bool) -> None:
         trial = self.trials.pop(job.key)
         if self.config.prune and trial.dead is None:
             trial.look()
+
         why = trial.dead
         try:
-            score, missing = read_score(trial.run, self.study.metric, self.space.command), ""
+            score = read_score(trial.run, self.study.metric, self.space.command)
+            missing = ""
         except LookupError as error:
-            score, missing = None, str(error)
+            score = None
+            missing = str(error)
+
         if score is None and why is None and is_not_finite(job.failure):
             why = job.failure
+
         varied = [one.name for one in self.space.dimensions if one.varies]
         values = " ".join(f"{name}={_spell(trial.values[name])}" for name in varied)
         label = f"trial {trial.number} {values}"
+
         took = spell_time(time.monotonic() - job.start)
         with trial.claim:  # free for another worker once the study knows the outcome
             if why is not None:
@@ -312,16 +394,20 @@ class Sweep:
                 failure = missing or job.failure
                 if job.process.returncode == 0 and not missing:
                     failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
+
                 self.study.end_without_score(trial, "FAIL", failure)
                 self.say(f"{label}: failed, {failure}")
                 self.crashes += 1
                 others = self.study.study.get_trials(deepcopy=False)
                 if missing and all(x.state.name != "COMPLETE" for x in others):  # mistyped
                     raise ValueError(missing)
+
                 if self.crashes >= MAX_CRASHES:
                     last = f"the last with: {failure}; see {job.log}"
                     raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
+
                 return
+
         self.crashes = 0
 
 
@@ -332,24 +418,43 @@ def _spell(value: object) -> str:
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     reasons = {row["trial"]: row["why"] for row in read_rows(study.reasons)}
     rows: list[dict[str, Any]] = [
-        {"number": x.number, "score": x.value, "values": x.params, "why": reasons.get(x.number, "")}
+        {
+            "number": x.number,
+            "score": x.value,
+            "values": x.params,
+            "why": reasons.get(x.number, ""),
+        }
         for x in study.study.get_trials(deepcopy=False)
         if x.state.name in ("COMPLETE", "PRUNED")
     ]
+
     sign = 1 if study.study.direction.name == "MINIMIZE" else -1
     rows.sort(key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
     draft = folder / f".sweep-{os.getpid()}.json"  # several processes may finish at once
-    write_json(draft, {"name": space.name, "metric": study.metric, "trials": rows})
+
+    write_json(
+        draft,
+        {
+            "name": space.name,
+            "metric": study.metric,
+            "trials": rows,
+        },
+    )
+
     draft.replace(folder / "sweep.json")
     names = [one.name for one in space.dimensions if one.varies]
+
     table = Table(title=f"{space.name}: {count(len(rows), 'trial')}, best first", box=SIMPLE_HEAD)
     for heading in ("trial", study.metric or "score", *names, "pruned because"):
         table.add_column(heading)
+
     for row in rows[:MAX_ROWS]:
         score = "" if row["score"] is None else f"{row['score']:.4g}"
         values = [_spell(row["values"].get(name, "")) for name in names]
         table.add_row(str(row["number"]), score, *values, row["why"])
+
     console.print(table)
     if rows and rows[0]["score"] is not None:
         print_line(console, f"best: mesotron {' '.join(space.arguments(rows[0]['values']))}")
+
     print_line(console, str(folder / "sweep.json"))

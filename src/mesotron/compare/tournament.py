@@ -51,26 +51,33 @@ MIN_PROBLEMS = 4 * MIN_HALF  # a hash halves them, never quite evenly
 def run(config: CompareConfig) -> int:
     kind = make_kind(config.recipe, config.set)
     require(kind.extra, what=f"mesotron compare {config.recipe}")
+
     if config.trust and not isinstance(kind.config, SnakeConfig):
         kind.config = replace(kind.config, trust=True)
+
     if kind.num_problems < MIN_PROBLEMS:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
     if kind.base_rate == 0:
         raise ValueError("the recipe's rate is 0, and rates are searched around it: --set another")
+
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     for one in kind.contenders(config.optims or kind.usual, config.objectives):
         settings = kind.settings(one, kind.base_rate, config.seed, folder)
         if isinstance(settings, TrainConfig):
             check(settings)  # before the folder is made
+
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    console, lock = SafeConsole(), try_lock(folder / "lock")
+    console = SafeConsole()
+    lock = try_lock(folder / "lock")
     if lock is None:
         raise ValueError(f"{folder} is in use by another process or running cell")
+
     with lock:  # cells keep it open: it ends with the last of them
         old = records.read_tournament(folder) if (folder / records.NAME).exists() else None
         progress = Progress(kind, config, folder, old)
         Runner(progress, console, lock.fileno()).run()
         finish(progress, console)
+
     return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
 
 
@@ -78,17 +85,22 @@ class Progress:
     def __init__(
         self, kind: Kind, config: CompareConfig, folder: Path, old: Tournament | None = None
     ) -> None:
-        self.kind, self.config, self.folder = kind, config, folder
+        self.kind = kind
+        self.config = config
+        self.folder = folder
         self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
         self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
         self.search_seeds = [config.seed + k for k in range(config.search_seeds)]
         self.final_seeds = [config.seed + config.search_seeds + k for k in range(config.seeds)]
         self.record = _new_record(kind, config, self.contenders)
-        self._start, self._wall_before = time.monotonic(), 0.0
+        self._start = time.monotonic()
+        self._wall_before = 0.0
         if old is None:
             return
+
         # Settings that a later version added have their defaults.
-        config_type, file = type(self.kind.config), str(self.folder)
+        config_type = type(self.kind.config)
+        file = str(self.folder)
         old.plan["config"] = to_plain(from_plain(config_type, old.plan.get("config", {}), file))
         _check_same_rule(self.folder, old, self.record)
         self.record.cells, self.record.problems = old.cells, old.problems
@@ -96,26 +108,50 @@ class Progress:
         known = {one.name for one in self.contenders}
         self.record.contenders += [one for one in old.contenders if one.name not in known]
         self.contenders = self.record.contenders
+
         for cell in self.record.cells:
             if cell.state in ("running", "failed"):  # stopped, or to be tried again
-                cell.state, cell.why = "waiting", ""
+                cell.state = "waiting"
+                cell.why = ""
 
     def plan(self) -> None:
         for contender in self.contenders:
             gain = 1.0
             if self.kind.probe(contender, self.config.seed, self.folder) is not None:
-                self._add(contender, self.grid.base, self.config.seed, "probe", gain)
+                self._add(
+                    contender,
+                    self.grid.base,
+                    self.config.seed,
+                    "probe",
+                    gain,
+                )
+
                 probe = self._cells_of(contender, "probe")[0]
                 if probe.state != "done":
                     continue  # if it failed, any gain would be a guess
+
                 gain = gain_of(probe.update_ratio)
+
             state = self.search_of(contender)
             for k in state.wanted:
                 for seed in self.search_seeds:
-                    self._add(contender, self.grid.rate(k), seed, "search", gain)
+                    self._add(
+                        contender,
+                        self.grid.rate(k),
+                        seed,
+                        "search",
+                        gain,
+                    )
+
             if state.best is not None:
                 for seed in self.final_seeds:
-                    self._add(contender, self.grid.rate(state.best), seed, "final", gain)
+                    self._add(
+                        contender,
+                        self.grid.rate(state.best),
+                        seed,
+                        "final",
+                        gain,
+                    )
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
         own = (contender.name, stage)
@@ -126,20 +162,31 @@ class Progress:
         by_index: dict[int, list[Cell]] = {}
         for cell in self._cells_of(contender, "search"):
             by_index.setdefault(indices[cell.rate], []).append(cell)
+
         known: dict[int, float | None] = {}
         for k, cells in by_index.items():
             ended = sum(cell.state in ("done", "failed") for cell in cells)
             if ended == len(cells) == len(self.search_seeds):
                 scores = [cell.score for cell in cells if cell.score is not None]
                 known[k] = fmean(scores) if len(scores) == len(cells) else None
+
         return search(self.grid, known)
 
     def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
         short = "".join(c if c.isalnum() or c in "_+-" else "_" for c in contender.name)
         id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
         if all(cell.id != id for cell in self.record.cells):
-            cell = Cell(id=id, contender=contender.name, objective=contender.objective, rate=rate,
-                        seed=seed, stage=stage, gain=gain, run=f"cells/{id}")  # fmt: skip
+            cell = Cell(
+                id=id,
+                contender=contender.name,
+                objective=contender.objective,
+                rate=rate,
+                seed=seed,
+                stage=stage,
+                gain=gain,
+                run=f"cells/{id}",
+            )
+
             self.record.cells.append(cell)
 
     def num_done(self) -> int:
@@ -152,9 +199,11 @@ class Progress:
             total += self.kind.probe(contender, self.config.seed, self.folder) is not None
             if any(cell.state == "failed" for cell in self._cells_of(contender, "probe")):
                 continue
+
             total += max(len(state.wanted), self.config.rates) * len(self.search_seeds)
             if not state.done or state.best is not None:
                 total += len(self.final_seeds)
+
         return total
 
     def settings(self, cell: Cell) -> object:
@@ -166,11 +215,19 @@ class Progress:
             check_trusted(names, run / "config.json", trust=False)
             trusted = bool(own) or getattr(self.kind.config, "trust", False)
             return replace(settings, trust=True) if trusted else settings
+
         shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
         contender = next(one for one in self.contenders if one.name == cell.contender)
         if cell.stage == "probe":
             return self.kind.probe(contender, cell.seed, run)
-        return self.kind.settings(contender, cell.rate, cell.seed, run, cell.gain)
+
+        return self.kind.settings(
+            contender,
+            cell.rate,
+            cell.seed,
+            run,
+            cell.gain,
+        )
 
     def take_outcome(self, cell: Cell) -> bool:
         """Read a cell's run into the record; False if it has not finished."""
@@ -178,35 +235,48 @@ class Progress:
         outcome = self.kind.outcome(run, last_line(run.with_name(f"{cell.id}.log")))
         if outcome is None:
             return False
+
         cell.state = "done"
-        cell.seconds, cell.tokens, cell.steps = outcome.seconds, outcome.tokens, outcome.steps
+        cell.seconds = outcome.seconds
+        cell.tokens = outcome.tokens
+        cell.steps = outcome.steps
         cell.verdict, cell.cause, cell.story = outcome.health
         cell.update_ratio = outcome.update_ratio
+
         if cell.verdict == "diverged":
             cell.why = cell.story
+
         if cell.stage != "probe":
             self._take_scores(cell, outcome)
         elif outcome.update_ratio is None:
-            cell.state, cell.why = "failed", cell.why or "it logged no finite update"
+            cell.state = "failed"
+            cell.why = cell.why or "it logged no finite update"
+
         if not self.config.keep_weights:
             self.write()  # first: a run without weights must be known as finished
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
             (run / "checkpoints").mkdir(exist_ok=True)
+
         return True
 
     def _take_scores(self, cell: Cell, outcome: Outcome) -> None:
         if cell.verdict == "diverged" and not outcome.scores:
             cell.score = self.kind.floor  # `judge` adds `per_problem`
             return
+
         chosen = [id for id in outcome.scores if is_for_choosing(id) == (cell.stage == "search")]
         known = self.record.problems.setdefault(cell.stage, chosen)
         if set(known) != set(chosen) or not known:
-            cell.state, cell.why = "failed", "it was evaluated on other problems than the others"
+            cell.state = "failed"
+            cell.why = "it was evaluated on other problems than the others"
             return
+
         if len(known) < MIN_HALF:  # no other cell would do better
             raise ValueError(_too_few_problems(self.kind, len(outcome.scores)))
+
         cell.per_problem = [round(outcome.scores[id], 6) for id in known]
         cell.score = fmean(cell.per_problem)
+
         if outcome.start:
             self.record.start[cell.stage] = fmean(outcome.start[id] for id in known)
 
@@ -215,6 +285,7 @@ class Progress:
             problems = self.record.problems.get(cell.stage)
             if cell.verdict == "diverged" and cell.per_problem is None and problems:
                 cell.per_problem = [self.kind.floor] * len(problems)
+
         searches = {one.name: self.search_of(one) for one in self.contenders}
         rates = {name: self.grid.rate(s.best) for name, s in searches.items() if s.best is not None}
         curves = {
@@ -222,6 +293,7 @@ class Progress:
             for cell in self.record.cells
             if (cell.stage, cell.state, cell.rate) == ("final", "done", rates.get(cell.contender))
         }
+
         standings.time_to_threshold(self.kind, self.record, curves)
         standings.rank(self.record, searches, rates)
         self.record.words = standings.conclude(self.record)
@@ -236,18 +308,30 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
         name: to_plain(getattr(config, name))
         for name in ("seeds", "search_seeds", "rates", "factor", "extend", "seed", "threads", "set")
     }
+
     shared = to_plain(kind.config)
     if "trust" in shared:
         shared["trust"] = False  # of one call, not of the tournament
+
     plan |= {"base_rate": kind.base_rate, "config": shared}
-    counts = {"searched": count(config.search_seeds, "seed"),
-              "ranked": count(config.seeds, "other seed")}  # fmt: skip
+    counts = {
+        "searched": count(config.search_seeds, "seed"),
+        "ranked": count(config.seeds, "other seed"),
+    }
+
     return Tournament(
         recipe=kind.recipe,
         kind=kind.name,
         measure=kind.measure,
         before=kind.before,
-        rule=[sentence.format(config=config, kind=kind, **counts) for sentence in kinds.RULE],
+        rule=[
+            sentence.format(
+                config=config,
+                kind=kind,
+                **counts,
+            )
+            for sentence in kinds.RULE
+        ],
         contenders=list(contenders),
         plan=plan,
         threshold=records.Threshold(metric=kind.curve),
@@ -264,14 +348,17 @@ def _too_few_problems(kind: Kind, num_problems: int) -> str:
 
 
 def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) -> None:
-    old, new = record.plan, continued.plan
+    old = record.plan
+    new = continued.plan
     for name in FIXED:
         if old.get(name) != new[name]:
             found = difference(old.get(name), new[name])
             raise ValueError(f"{folder} has another {name} ({found}): use another --out")
+
     extend = old.get("extend")
     if type(extend) is not int or extend > new["extend"]:  # rates beyond it may have been chosen
         raise ValueError(f"{folder} has --extend {extend}: use that or more, or another --out")
+
     objectives = {one.name: one.objective for one in record.contenders}
     for one in continued.contenders:
         if (objective := objectives.get(one.name, one.objective)) != one.objective:
@@ -284,16 +371,25 @@ def difference(old: object, new: object, name: str = "") -> str:
         for key in dict.fromkeys([*old, *new]):
             if old.get(key) != new.get(key):
                 return difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+
     return f"{name}: {old}, not {new}" if name else f"{old}, not {new}"
 
 
 class Runner:
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
-        self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
+        self.progress = progress
+        self.lock = lock
+        self.say = partial(print_line, console)
         on_gpus = getattr(progress.kind.config, "device", None) != "cpu"
         self.pool = make_pool(progress.config, on_gpus)
         progress.record.workers = self.pool.num_workers
-        live = Live(console=console, auto_refresh=False, transient=True)
+
+        live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+
         self.live = live if console.is_terminal else None
         self.walls: list[float] = []
 
@@ -304,16 +400,26 @@ class Runner:
             f"{count(progress.num_expected(), 'run')} ({progress.num_done()} done), "
             f"{self.pool.num_workers} at once, in {progress.folder}"
         )
+
         with self.live or nullcontext():
-            run_jobs(self.pool, progress.folder, self.say, self._start, self._end, self._wait)
+            run_jobs(
+                self.pool,
+                progress.folder,
+                self.say,
+                self._start,
+                self._end,
+                self._wait,
+            )
 
     def _start(self) -> None:
         progress = self.progress
         progress.plan()
+
         waiting = [cell for cell in progress.record.cells if cell.state == "waiting"]
         for cell in sorted(waiting, key=lambda cell: STAGES.index(cell.stage)):
             if not self.pool.has_free_slot:
                 return
+
             if progress.take_outcome(cell):
                 progress.plan()
             else:
@@ -321,22 +427,36 @@ class Runner:
                 command = cell_command(file, progress.kind.name, progress.settings(cell))
                 env = progress.kind.environment(progress.config.threads)
                 log = file.with_suffix(".log")
-                self.pool.start(cell.id, command, log, env, keep_open=(self.lock,))
+
+                self.pool.start(
+                    cell.id,
+                    command,
+                    log,
+                    env,
+                    keep_open=(self.lock,),
+                )
+
                 cell.state = "running"
+
             progress.write()
 
     def _end(self, job: Job, stopping: bool) -> None:
         cell = next(one for one in self.progress.record.cells if one.id == job.key)
         cell.wall = time.monotonic() - job.start
+
         if not self.progress.take_outcome(cell):
             cell.state = "waiting" if stopping else "failed"
             cell.why = "" if stopping else job.failure
+
         if cell.state != "waiting":
             self.walls.append(cell.wall)
             self.progress.plan()
+
             if cell.stage == "final":
                 self.progress.judge()
+
             self.say(self._ended_line(cell))
+
         self.progress.write()
 
     def _wait(self) -> None:
@@ -347,13 +467,16 @@ class Runner:
     def _seconds_left(self) -> float | None:
         if not self.walls:
             return None
+
         left = self.progress.num_expected() - self.progress.num_done()
         running = sum(time.monotonic() - job.start for job in self.pool.jobs)
         return max(left * fmean(self.walls) - running, 0.0) / self.pool.num_workers
 
     def _ended_line(self, cell: Cell) -> str:
-        done, total = self.progress.num_done(), self.progress.num_expected()
+        done = self.progress.num_done()
+        total = self.progress.num_expected()
         line = f"{done}/{total} {cell.contender} at {cell.rate:g}, seed {cell.seed}, {cell.stage}: "
+
         took = "" if cell.wall is None else f", {spell_time(cell.wall)}"
         if cell.state == "failed":
             line += f"failed, {cell.why}"
@@ -362,12 +485,15 @@ class Runner:
             line += f"RMS of updates over rate {ratio}{took}"
         else:
             line += f"{cell.score:.3f}, {cell.verdict}{took}"
+
         return line + (f"; about {spell_time(self._seconds_left())} left" if done < total else "")
 
     def _view(self) -> Group:
-        record, done = self.progress.record, self.progress.num_done()
+        record = self.progress.record
+        done = self.progress.num_done()
         cells = [cell for cell in record.cells if cell.state == "running"]
         running = ", ".join(f"{c.contender} {c.rate:g} s{c.seed} ({c.stage})" for c in cells)
+
         line = (
             f"{done} of {self.progress.num_expected()} runs, about "
             f"{spell_time(self._seconds_left())} left; running: {running or 'none'}"
@@ -381,14 +507,18 @@ def finish(progress: Progress, console: Console) -> None:
     record = asdict(progress.record)
     text, page = (progress.folder / name for name in ("standings.md", "report.html"))
     write_whole(text, printable(tables.to_markdown(record)))
+
     with warn_of_failure(page.name, progress.folder):
         write_report([progress.folder], page)
+
     table = tables.standings(record)
+
     # Two tables, since one does not fit into 80 columns.
     scores = ("contender", "rate", "score", "behind the best", "p (Holm)")
     costs = ("contender", "halfway", "time", "tokens", "trials", "dead")
     console.print(table.select(table.title, *scores).to_rich())
     console.print(table.select("cost per final run, and trials of the search", *costs).to_rich())
     console.print(tables.rate_map(record).to_rich())
+
     for line in (*progress.record.words, str(text), str(page)):
         print_line(console, line)

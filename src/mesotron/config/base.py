@@ -19,7 +19,11 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 C = TypeVar("C")
 
-ENGINES = {"generate": False, "graph": True, "fused": True}  # old values of rollout.engine
+ENGINES = {
+    "generate": False,
+    "graph": True,
+    "fused": True,
+}  # old values of rollout.engine
 Alias = tuple[str, Callable[[Any], Any]]  # new field, old value to new value
 # Config class -> old field -> alias. A switch is on if any of its old fields is.
 ALIASES: dict[str, dict[str, Alias]] = {
@@ -32,22 +36,34 @@ ALIASES: dict[str, dict[str, Alias]] = {
 
 SPELLINGS = {"--guard.precision": "--watch.precision"}  # other names of flags
 
-_OPERATORS = {"ge": (operator.ge, "at least"), "gt": (operator.gt, "above"),
-              "le": (operator.le, "at most"), "lt": (operator.lt, "below")}  # fmt: skip
+_OPERATORS = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
 MAX_INTEGER = 2**63  # what arrays and random generators take
 MAX_SEED = 2**32 - 1  # NumPy's
 _checking: ContextVar[bool] = ContextVar("checking", default=True)
 
 
 def setting(
-    default: Any = MISSING, *, on_resume: bool = False, positional: bool = False,
-    is_code: bool = False, **bounds: float,
-) -> Any:  # fmt: skip
+    default: Any = MISSING,
+    *,
+    on_resume: bool = False,
+    positional: bool = False,
+    is_code: bool = False,
+    **bounds: float,
+) -> Any:
     """A config field with bounds; None, which means "not given", always passes. `on_resume`:
     `--resume` accepts another value. `positional`: the flag's name may be left out. `is_code`: a
     value such as MODULE:NAME or command:PROGRAM acts. `bounds`: any of ge, gt, le and lt."""
-    metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional,
-                "is_code": is_code}  # fmt: skip
+    metadata = {
+        "bounds": bounds,
+        "overridable_on_resume": on_resume,
+        "positional": positional,
+        "is_code": is_code,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -64,8 +80,10 @@ class Config:
     def __post_init__(self) -> None:
         if not _checking.get():
             return
+
         for item in fields(self):  # type: ignore[arg-type]
-            value, bounds = getattr(self, item.name), item.metadata.get("bounds", {})
+            value = getattr(self, item.name)
+            bounds = item.metadata.get("bounds", {})
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, str | Path) and "\0" in str(one):
                     raise ValueError(f"--{self.prefix}{item.name} {one!r} has a NUL character")
@@ -73,11 +91,14 @@ class Config:
                     continue
                 if isinstance(one, int) and abs(one) >= MAX_INTEGER:
                     raise ValueError(f"--{self.prefix}{item.name} {one!s:.24} must be below 2**63")
+
                 if not math.isfinite(one):
                     self.refuse(item.name, "must be a finite number")
+
                 if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):
                     limits = [f"{_OPERATORS[key][1]} {limit:g}" for key, limit in bounds.items()]
                     self.refuse(item.name, f"must be {' and '.join(limits)}")
+
         self.check_fields()
 
     def check_fields(self) -> None:
@@ -110,6 +131,7 @@ def validate(config: C) -> C:
     for item in fields(config):  # type: ignore[arg-type]
         if is_dataclass(value := getattr(config, item.name)):
             validate(value)
+
     config.__post_init__()  # type: ignore[attr-defined]
     return config
 
@@ -120,25 +142,30 @@ def from_plain(
     """Build a config from plain values; `base` gives the fields left out."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{source} holds a {type(values).__name__} where settings belong")
+
     hints = get_type_hints(config_type)
     names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
     made = {} if base is None else {name: getattr(base, name) for name in names}
     aliases = ALIASES.get(config_type.__name__, {})
     plain = {key.replace("-", "_"): value for key, value in values.items()}
+
     renamed = {key: value for key, value in plain.items() if key not in aliases}
     for old in plain.keys() & aliases:
         new, convert = aliases[old]
         if isinstance(plain[old], list | dict):
             raise ValueError(f"{source}: {old} = {plain[old]!r:.80} is not a value of it")
         renamed[new] = renamed.get(new, False) or convert(plain[old])
+
     for name, value in renamed.items():
         if name not in names:
             raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
+
         try:
             made[name] = _convert(hints[name], value, source, made.get(name))
         except (TypeError, OverflowError):
             kind = describe_type(hints[name])
             raise ValueError(f"{source}: {name} = {value!r:.80} is not {kind}") from None
+
     return config_type(**made)
 
 
@@ -149,7 +176,9 @@ def _convert(kind: Any, value: Any, source: str, base: Any = None) -> Any:
                 return _convert(one, value, source, base)
             except TypeError:
                 continue
+
         raise TypeError
+
     if is_dataclass(kind) and isinstance(kind, type):
         if isinstance(value, Mapping):
             return from_plain(kind, value, source, base)
@@ -170,6 +199,7 @@ def _convert(kind: Any, value: Any, source: str, base: Any = None) -> Any:
         return None
     elif kind not in (bool, int, str, float, Path, NoneType) or type(value) is kind:
         return value  # lists and dictionaries of records that are no configs
+
     raise TypeError
 
 
@@ -181,6 +211,7 @@ def to_plain(value: object) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+
     return str(value) if isinstance(value, Path) else value
 
 
@@ -194,6 +225,7 @@ def flags_of(config_type: Any, prefix: str = "--") -> dict[str, tuple[Field[Any]
             flags |= flags_of(hints[item.name], f"{name}.")
         else:
             flags[name] = item, hints[item.name]
+
     return flags
 
 
@@ -208,22 +240,27 @@ def rename_flags(config_type: type, args: list[str]) -> list[str]:
     old_flags = _old_flags(config_type)
     switches: dict[str, bool] = {}
     kept: list[str] = []
+
     rest = list(args)
     while rest:
         arg = rest.pop(0)
         name, equals, text = arg.partition("=")
         arg = SPELLINGS.get(name, name) + equals + text
         flag = name.replace("_", "-")
+
         positive = flag.replace("--no-", "--", 1)
         if positive not in old_flags:
             kept.append(arg)
             continue
+
         new, convert = old_flags[positive]
         value: Any = positive == flag
         if value and (equals or (rest and not rest[0].startswith("-"))):
             text = text if equals else rest.pop(0)
             value = {"true": True, "false": False}.get(text.lower(), text)
+
         switches[new] = switches.get(new, False) or bool(convert(value))
+
     return kept + [new if on else new.replace("--", "--no-", 1) for new, on in switches.items()]
 
 
@@ -231,9 +268,11 @@ def _old_flags(config_type: type, prefix: str = "--") -> dict[str, Alias]:
     flags: dict[str, Alias] = {}
     for old, (new, convert) in ALIASES.get(config_type.__name__, {}).items():
         flags[prefix + old.replace("_", "-")] = prefix + new, convert
+
     for name, kind in get_type_hints(config_type).items():
         if is_dataclass(kind) and isinstance(kind, type):
             flags |= _old_flags(kind, f"{prefix}{name}.")
+
     return flags
 
 
@@ -242,8 +281,10 @@ def spell(name: str, value: Any) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
+
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
+
     text = f"{value:g}" if isinstance(value, float) else value
     return f"--{flag}" if text in (None, "") else f"--{flag} {text}"
 
@@ -255,14 +296,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def describe_type(kind: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string",
-             Path: "a path"}  # fmt: skip
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        Path: "a path",
+    }
     if get_origin(kind) is tuple:
         items = get_args(kind)
         count = "a list" if Ellipsis in items else f"a list of {len(items)}"
         return f"{count}, each {describe_type(items[0])}"
+
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if kind in names:
         return names[kind]
+
     return " or ".join(describe_type(one) for one in get_args(kind) if one is not NoneType)

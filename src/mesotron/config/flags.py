@@ -47,7 +47,8 @@ def as_typed(message: str, args: Sequence[str]) -> str:
 def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
     """Replace short flags by those of the settings. Commands that start other runs, with settings
     NAME=VALUE of theirs, get the short flags as such settings."""
-    short, flags = short_flags(config_type), flags_of(config_type)
+    short = short_flags(config_type)
+    flags = flags_of(config_type)
     passed_on = next((flag for flag in ("--set", "--space") if flag in flags), None)
     expanded: list[str] = []
     settings: list[str] = []
@@ -70,6 +71,7 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         has_no_value = not value or (not equals and value.startswith("-"))
         if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
             raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
+
         long = short.get(flag, flag)
         if long in flags and is_list(flags[long][1]):
             lists.setdefault(long, []).extend(values_of(text, equals))
@@ -85,8 +87,10 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
             lists.setdefault("--trl", []).append(f"{key[4:].replace('-', '_')}={text}")
         else:
             expanded.append(arg)
+
     if settings and passed_on:  # before the settings given by name, which win
         lists[passed_on] = settings + lists.get(passed_on, [])
+
     return [*expanded, *(word for flag, values in lists.items() for word in (flag, *values))]
 
 
@@ -106,14 +110,19 @@ def read_setting(config_type: Any, item: str) -> tuple[str, str]:
     name, equals, text = item.partition("=")
     if not equals:
         raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
+
     name = expand_setting(config_type, name.strip())
     (flag,) = rename_flags(config_type, [f"--{name}={text}"])
+
     flag, equals, text = flag.partition("=")
     if not equals:  # an old name of a switch
         flag, text = flag.replace("--no-", "--", 1), str(not flag.startswith("--no-")).lower()
-    flag, known = flag.replace("_", "-"), flags_of(config_type)
+
+    flag = flag.replace("_", "-")
+    known = flags_of(config_type)
     if flag not in known and not ("--trl" in known and flag.startswith("--trl.")):
         raise ValueError(f"{item!r}: there is no such setting{suggest_flag(flag, config_type)}")
+
     return flag[2:].replace("-", "_"), text
 
 
@@ -121,32 +130,39 @@ def expand_table(config_type: Any, table: Mapping[str, Any], source: str) -> dic
     """A TOML table with short names, such as lr = 1e-5, in their sections."""
     made = {key: dict(one) if isinstance(one, Mapping) else one for key, one in table.items()}
     found: dict[str, Any] = {}
+
     if isinstance(own := made.get("trl"), Mapping):
         texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in own.items()}
         made["trl"] = [f"{key}={text}" for key, text in texts.items()]
+
     for key in list(made):
         if key == "data" and isinstance(made[key], Mapping):
             found |= {f"data.{name}": value for name, value in made.pop(key).items()}
         elif not isinstance(made[key], Mapping) and expand_setting(config_type, key) != key:
             found[key] = made.pop(key)
+
     for key, value in found.items():
         path = "task.data" if key == "data.files" else expand_setting(config_type, key)
         if path == key:
             hint = suggest(key[5:], ("files", "columns", "weights"))
             raise ValueError(f"{source}: [data] has an unknown key {key[5:]!r}{hint}")
+
         section, _, name = path.rpartition(".")
         target = made.setdefault(section, {})
         if not isinstance(target, dict):
             raise ValueError(f"{source}: {section} = {target!r:.80} must be a table, [{section}]")
         if name in (known.replace("-", "_") for known in target):
             raise ValueError(f"{source} sets {path} twice, once as {key}: keep one of them")
+
         target[name] = value
+
     return made
 
 
 def suggest_flag(word: str, config_type: Any) -> str:
     """` (did you mean --batch?)` for a flag of the same meaning or a close name."""
-    flags, short = flags_of(config_type), short_flags(config_type)
+    flags = flags_of(config_type)
+    short = short_flags(config_type)
     known = [*short, *flags]
     name = word.lstrip("-").replace("_", "-").lower()
     leaf = name.rpartition(".")[2]
@@ -154,16 +170,21 @@ def suggest_flag(word: str, config_type: Any) -> str:
     meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.85)
     meant += [f"--{_MEANT[leaf]}"] if leaf in _MEANT else []
     meant += [flag for flag in known if re.split(r"[.]|--", flag)[-1] == leaf]
+
     if name not in SHORT:  # else a flag of other commands
         meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
+
     passed_on = (f"{flag} {name}=VALUE" for flag in ("--set", "--space") if flag in flags)
     choice = next((flag for flag in meant if flag in known), None) or next(passed_on, None)
+
     return f" (did you mean {choice}?)" if choice else ""
 
 
 def short_help(config_type: Any, default: Any) -> str:
     """The common flags of a command, with the values of `default`."""
-    short, flags = short_flags(config_type), flags_of(config_type)
+    short = short_flags(config_type)
+    flags = flags_of(config_type)
+
     lines = []
     for name, one in SHORT.items():
         flag = short.get(f"--{name}", f"--{name}")
@@ -171,7 +192,9 @@ def short_help(config_type: Any, default: Any) -> str:
             value = default
             for part in flag.removeprefix("--").split("."):
                 value = getattr(value, part.replace("-", "_"))
+
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
             given = f" [{shown}]" if value not in (None, (), "") else ""
             lines.append(f"  {f'--{name} {one.value}':<20} {one.about}{given}")
+
     return "\n".join(lines)

@@ -60,10 +60,13 @@ class OptimConfig(Config, prefix="optim."):
         self.refuse_unless(is_muon, "needs --optim.name muon", "rank")
         spectral = self.name != "adamw"
         self.refuse_unless(spectral, "needs a spectral rule, such as --optim.name muon", "leash")
+
         if self.lora == "product" and self.name in ("adamw", "normuon"):
             self.refuse("lora", f"needs --optim.name muon or pion, not {self.name}")
+
         if self.promote and self.cutoff is not None:
             self.refuse("promote", "and --optim.cutoff are two strengths of Pion: give one")
+
         if self.clip == "all" and not self.max_grad_norm:
             self.refuse("clip", "needs --optim.max-grad-norm above 0; auxiliary does not")
 

@@ -171,16 +171,21 @@ class SnakeConfig(Config):
     def check_fields(self) -> None:
         if self.num_steps > self.time_limit:
             self.refuse("num_steps", f"exceeds a game of {self.time_limit} steps: see --max-steps")
+
         groups = self.num_groups
         if self.num_envs % groups or self.batch_size // groups % self.num_minibatches:
             batch = f"--num-envs x --num-steps = {self.batch_size} on {groups} shards"
             self.refuse("num_minibatches", f"does not divide {batch}")
+
         if self.d_model % (4 * self.num_heads):
             self.refuse("d_model", f"must be a multiple of 4 x --num-heads {self.num_heads}")
+
         if self.kl_coef and self.pretrained_model is None:
             self.refuse("kl_coef", "needs a --pretrained-model")
+
         if self.use_muon and self.optim not in (None, "muon"):
             self.refuse("optim", "contradicts --use-muon: leave one out")
+
         try:
             self.cutoff  # noqa: B018
         except ValueError:

@@ -9,9 +9,18 @@ from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 
 LogKind = Literal[
-    "auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console", "wandb", "database",
-    "parquet", "mlflow",
-]  # fmt: skip
+    "auto",
+    "run",
+    "trainer_state",
+    "jsonl",
+    "csv",
+    "tensorboard",
+    "console",
+    "wandb",
+    "database",
+    "parquet",
+    "mlflow",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +28,12 @@ class SftConfig(LanguageRunConfig):
     """Warm-start a language model on solved problems by supervised training."""
 
     # The best of twelve rules on a published model (benchmarks/finetuning).
-    optim: OptimConfig = OptimConfig(name="adamw", lr=8e-5, schedule="linear", warmup=0.1)
+    optim: OptimConfig = OptimConfig(
+        name="adamw",
+        lr=8e-5,
+        schedule="linear",
+        warmup=0.1,
+    )
 
     steps: int = setting(200, ge=1)
     """Optimizer steps."""
@@ -80,6 +94,7 @@ class PlanConfig(TrainConfig):
         super().check_fields()
         if self.resume is not None:
             self.refuse("resume", "does not apply: plan estimates a run before it starts")
+
         if self.calibrate + bool(self.seconds_per_step) + bool(self.tokens_per_second) > 1:
             raise ValueError("choose one of --calibrate, --seconds-per-step, --tokens-per-second")
 

@@ -11,22 +11,44 @@ from mesotron.config.optim import OptimConfig
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
 ObjectiveName = Literal[
-    "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo", "gmpo",
-    "clip_cov", "kl_cov", "vote", "mgrpo", "corewarding",
-]  # fmt: skip
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "bnpo",
+    "cispo",
+    "gspo",
+    "sapo",
+    "luspo",
+    "vespo",
+    "gmpo",
+    "clip_cov",
+    "kl_cov",
+    "vote",
+    "mgrpo",
+    "corewarding",
+]
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
 GENERATED_TASKS = ("arith", "sums")
 TASKS = (*GENERATED_TASKS, "gsm8k", "math", "file")
 
 GpuName = Literal[
     "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
-]  # fmt: skip
+]
 PRICES_AS_OF = "November 2025"
 # Typical on-demand dollars per hour of one GPU (an a100 has 80 GB). Prices move: see --price.
 PRICES: dict[GpuName, float] = {
-    "b200": 6.25, "h200": 4.54, "h100": 3.95, "a100": 2.50, "l40s": 1.95, "a6000": 0.80,
-    "a10": 1.10, "a10g": 1.21, "l4": 0.80, "t4": 0.59, "4090": 0.69,
-}  # fmt: skip
+    "b200": 6.25,
+    "h200": 4.54,
+    "h100": 3.95,
+    "a100": 2.50,
+    "l40s": 1.95,
+    "a6000": 0.80,
+    "a10": 1.10,
+    "a10g": 1.21,
+    "l4": 0.80,
+    "t4": 0.59,
+    "4090": 0.69,
+}
 
 
 def parse_duration(text: str) -> float:
@@ -38,6 +60,7 @@ def parse_duration(text: str) -> float:
     total = sum(float(number) * units[unit] for number, unit in parts)
     if "".join(map("".join, parts)) != whole or not total > 0:
         raise ValueError(f"--time-limit {text!r} is not a duration: write 3h, 90m, 1h30m or 45s")
+
     return total
 
 
@@ -116,22 +139,28 @@ class TaskConfig(Config, prefix="task."):
         if self.name not in TASKS and not self.is_gym:
             hint = suggest(self.name, TASKS) or f": one of {', '.join(TASKS)} or rg:NAME"
             self.refuse("name", f"is unknown{hint}")
+
         self.refuse_unless(
             self.is_gym, "needs --task rg:NAME", "settings", "difficulty", "curriculum"
         )
         for item in filter(None, re.split(r",(?=[\w.]+=)", self.settings)):
             if not re.fullmatch(r"[\w.]+=.+", item):
                 self.refuse("settings", "must look like min_terms=2,max_terms=4")
+
         if self.levels and (self.data or self.name not in ("arith", "math")):
             self.refuse("levels", f"does not apply: the task {self.title} has no levels")
+
         if self.path and self.name in GENERATED_TASKS and not self.data:
             use = f"use --data {self.path}"
             self.refuse("path", f"does not apply: the task {self.name} is generated; {use}")
+
         self.refuse_unless(bool(self.data), "needs --data", "columns")
         self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
+
         count = len(self.data) or self.name.count("+") + 1
         if self.weights and (len(self.weights) != count or not any(self.weights)):
             self.refuse("weights", f"must give {count} weights, not all of them 0")
+
         for item in filter(None, self.columns.split(",")):
             if not re.fullmatch(r"\w+=.*", item) or item == "prompt=":
                 self.refuse("columns", "must look like prompt=q,gold=a")
@@ -228,31 +257,40 @@ class ObjectiveConfig(Config, prefix="objective."):
         self.refuse_unless(resamples, why, "dynamic_max_rounds", "dynamic_oversample")
         why = "needs --objective.dynamic-oversample above 1"
         self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
+
         if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
             self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
+
         if resamples and self.scale_rewards == "batch":
             self.refuse("scale_rewards", "differs by round of resampling: use group or none")
+
         has_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
         self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
         has_high = has_clip or self.name == "cispo"
         self.refuse_unless(has_high, f"does not apply: {self.name} has no clip", "epsilon_high")
         has_cov = self.name in ("clip_cov", "kl_cov")
         self.refuse_unless(has_cov, "needs --objective.name clip_cov or kl_cov", "cov_share")
+
         if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
+
         why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
         self.refuse_unless(self.name in SELF_LABELED, why, "loss")
         why = "needs --objective.name "
-        labeled, anchored = self.name in SELF_LABELED, self.name in ("mgrpo", "corewarding")
+        labeled = self.name in SELF_LABELED
+        anchored = self.name in ("mgrpo", "corewarding")
         self.refuse_unless(labeled, why + "vote, mgrpo or corewarding", "tie", "min_vote_share")
         own = "momentum", "momentum_update"
         own += ("momentum_generations",) * bool(self.momentum_generations)  # 0 samples nothing
         own += ("momentum_schedule",) * (self.momentum_schedule == "cosine")
         self.refuse_unless(anchored, why + "mgrpo or corewarding", *own)
+
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
-        is_mgrpo, unfiltered = self.name == "mgrpo", self.entropy_filter == "off"
+
+        is_mgrpo = self.name == "mgrpo"
+        unfiltered = self.entropy_filter == "off"
         self.refuse_unless(is_mgrpo, why + "mgrpo", "loss_on_momentum")
         self.refuse_unless(is_mgrpo or unfiltered, why + "mgrpo", "entropy_filter")
 
@@ -288,9 +326,14 @@ class RolloutConfig(Config, prefix="rollout."):
 
 
 ALERTS = {
-    "webhook": "webhook:$URL", "slack": "slack:$URL", "discord": "discord:$URL",
-    "ntfy": "ntfy:$TOPIC", "command": "command:PROGRAM", "wandb": "wandb", "trackio": "trackio",
-}  # fmt: skip
+    "webhook": "webhook:$URL",
+    "slack": "slack:$URL",
+    "discord": "discord:$URL",
+    "ntfy": "ntfy:$TOPIC",
+    "command": "command:PROGRAM",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +370,7 @@ def check_alert(text: str) -> tuple[str, str]:
     if kind not in ALERTS or (kind in ("wandb", "trackio")) == bool(target):
         known = ", ".join(ALERTS.values())
         raise ValueError(f"alert {kind[:20]!r} is not one of {known}")
+
     host = re.match(r"https?://(?:[^/?#@]*@)?(\[[\da-f:]+\]|[\w.-]+)", target, re.IGNORECASE)
     is_address = kind not in ("command", "wandb", "trackio")
     if is_address and not re.fullmatch(r"\$\{?\w+\}?", target):
@@ -339,6 +383,7 @@ def check_alert(text: str) -> tuple[str, str]:
                 f"alert {kind}: the address on {host[1]} acts as a password: export it as a "
                 f"variable and give {kind}:$NAME"
             )
+
     return kind, target
 
 
@@ -417,18 +462,24 @@ class TrainConfig(LanguageRunConfig):
         if self.model.load != "full" and (self.rollout.fast or self.rollout.vllm != "off"):
             why = "is for TRL's own sampling: leave --rollout.fast and --rollout.vllm out"
             self.model.refuse("load", why)
+
         reward = self.reward
         for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
             reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)
+
         if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
             reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
+
         if not self.task.num_eval:
             self.task.refuse("num_eval", "leaves no problem to evaluate on: give 1 or more")
+
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
             self.task.refuse("num_train", f"is below --rollout.prompts {self.rollout.prompts}")
+
         named = "--tools" if self.tools else "--environment" if self.environment else None
         if named and self.rollout.fast:
             self.rollout.refuse("fast", f"samples completions without calls: leave out {named}")
+
         if named and self.objective.name in ("mgrpo", "corewarding"):
             self.objective.refuse(
                 "name", f"has an anchor that calls no tools: with {named} use vote"

@@ -22,7 +22,21 @@ from mesotron.jax.transforms import scale_by_muon, scale_by_pion
 from mesotron.spectral.routing import Row
 
 __all__ = [
-    "LabelTable", "Row", "SpectralState", "apply_filter", "chain_with_muon", "chain_with_pion",
-    "clip_by_global_norm", "label", "multi_transform_with_muon", "multi_transform_with_pion",
-    "muon", "normuon", "pion", "read_stats", "scale_by_muon", "scale_by_pion", "skip_nonfinite",
-]  # fmt: skip
+    "LabelTable",
+    "Row",
+    "SpectralState",
+    "apply_filter",
+    "chain_with_muon",
+    "chain_with_pion",
+    "clip_by_global_norm",
+    "label",
+    "multi_transform_with_muon",
+    "multi_transform_with_pion",
+    "muon",
+    "normuon",
+    "pion",
+    "read_stats",
+    "scale_by_muon",
+    "scale_by_pion",
+    "skip_nonfinite",
+]

@@ -52,20 +52,27 @@ def filter_batch(
     """`apply_filter` with statistics; a traced `promote` replaces the filter's own number."""
     if X.ndim != 3 or X.shape[1] > X.shape[2]:
         raise ValueError(f"expected a batch of wide matrices [B, m <= n], got {X.shape}")
+
     X = normalize(X).astype(dtype or X.dtype)
     A = _product(X, X.mT)
+
     concentration = _sum_of_squares(A)
     if filter.rank is not None:
         X = _keep_rank(X, filter.rank)
         return Filtered(X, concentration, _sum_of_squares(X))
+
     m, n = X.shape[1:]
     steps = filter.steepest_steps(m, n)
     if promote is not None:
         steps = (PROMOTE,) * len(steps)  # the steepest case
+
     plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
-    t, done = None, 0
+    t = None
+    done = 0
+
     if filter.cutoff is not None and promote is None:
         X, A, t = _rescale_to_bound(X, A, filter.cutoff)
+
     for segment in plan:
         triples: list[tuple] = list(segment.steps)
         for k in range(len(triples)):
@@ -77,9 +84,13 @@ def filter_batch(
             elif t is not None:  # each matrix has its own coefficients, [B, 1, 1]
                 triple, t = aim(t)
                 triples[k] = tuple(x[:, None, None].astype(X.dtype) for x in triple)
+
             done += 1
+
         run = _gram_segment if segment.form == "gram" else _standard_segment
-        X, A = run(X, A, triples), None
+        X = run(X, A, triples)
+        A = None
+
     return Filtered(X, concentration, _sum_of_squares(X))
 
 
@@ -89,6 +100,7 @@ def normalize(X: Array) -> Array:
     largest = jnp.abs(X).max((1, 2), keepdims=True)  # first, so that no square overflows
     X = X / jnp.where(largest == 0, 1, largest)
     norm = jnp.sqrt(jnp.square(X).sum((1, 2), keepdims=True))
+
     return X / jnp.where(norm == 0, 1, norm)
 
 
@@ -108,13 +120,16 @@ def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, A
     value, and the power iteration can only err low."""
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
+
     inverse = jnp.where(bound == 0, 0, 1 / jnp.where(bound == 0, 1, bound))
     if isinstance(cutoff, str):
         t = noise_edge(*X.shape[1:]) * inverse
     else:
         t = cutoff * largest_eigenvalue(S) ** 0.25 * inverse
+
     t = jnp.where(bound == 0, FIXED_POINT, t)
     inverse = inverse[:, None, None]
+
     return X * inverse.astype(X.dtype), A * jnp.square(inverse).astype(A.dtype), t
 
 
@@ -126,30 +141,38 @@ def largest_eigenvalue(S: Array) -> Array:
     k = jnp.arange(1, m + 1, dtype=S.dtype)
     irregular = jnp.sin(0.7 * k * k)[:, None]  # without a pattern that could miss an eigenvector
     v = jnp.concatenate([column, _product(S, irregular)], axis=2)
+
     tiny = jnp.finfo(S.dtype).tiny
     for _ in range(_POWER_STEPS):
         length = jnp.linalg.norm(v, axis=1, keepdims=True)
         v = _product(S, v / jnp.maximum(length, tiny))
+
     return jnp.linalg.norm(v, axis=1).max(1)
 
 
 def _standard_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
     for a, b, c in triples:
         A = _product(X, X.mT) if A is None else A
-        X, A = a * X + _product(_combine(A, b, c), X), None
+        X = a * X + _product(_combine(A, b, c), X)
+        A = None
+
     return X
 
 
 def _gram_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
     """Iterate R = X X^T: with Z = a I + b R + c R R, a polynomial of R that commutes with it,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
-    R, Q = _product(X, X.mT) if A is None else A, None
+    R = _product(X, X.mT) if A is None else A
+    Q = None
+
     identity = jnp.eye(R.shape[1], dtype=R.dtype)
     for k, (a, b, c) in enumerate(triples):
         Z = a * identity + _combine(R, b, c)
         Q = Z if Q is None else _product(Q, Z)
+
         if k < len(triples) - 1:
             R = _product(_product(R, Z), Z)
+
     assert Q is not None
     return _product(Q, X)
 
@@ -166,4 +189,5 @@ def _keep_rank(X: Array, rank: int) -> Array:
     U, S, Vh = jnp.linalg.svd(wide, full_matrices=False)
     rounding = jnp.finfo(S.dtype).eps * X.shape[2]  # directions below it are noise
     keep = (jnp.arange(S.shape[1]) < rank) & (rounding < S)
+
     return _product(U * keep[:, None, :], Vh).astype(X.dtype)

@@ -51,9 +51,14 @@ class LabelTable(RoutingTable):
 
 
 def label(
-    params: Any, *, per_head: bool = False, stacked: Sequence[str] = (),
-    overrides: Mapping[str, str] | None = None, strict: bool = False, lora: bool = False,
-) -> LabelTable:  # fmt: skip
+    params: Any,
+    *,
+    per_head: bool = False,
+    stacked: Sequence[str] = (),
+    overrides: Mapping[str, str] | None = None,
+    strict: bool = False,
+    lora: bool = False,
+) -> LabelTable:
     """Route the leaves of a parameter tree.
 
     Args:
@@ -85,6 +90,7 @@ def label(
         if not any(fnmatchcase(path, pattern) for path in shapes):
             known = ", ".join(list(shapes)[:3])
             raise ValueError(f"the pattern {pattern!r} matches no leaf; paths look like {known}")
+
     sites = _make_sites(shapes, attribute_leaves(params), stacked)
     fixed = {path for path in sites if _first_match(path, overrides) is not None}
     roles = {
@@ -93,6 +99,7 @@ def label(
         else _choose_role(site, overrides, per_head)
         for path, site in sites.items()
     }
+
     roles = _find_ends(sites, roles, fixed)
     problems = [role.unclear for role in roles.values() if role.unclear]
     if problems:
@@ -101,16 +108,30 @@ def label(
             if role.unclear:
                 view = role.view if role.is_matrix else default_view(len(shapes[path]))
                 roles[path] = matrix("matrix", "unclear, so filtered", view)
+
     names = {role.name for role in roles.values()}
     # A table can be the head as well (tied weights); an override means that the user has checked.
     if not names & {"head", "embedding", "lora"} and not fixed and "matrix" in names:
         complain(f"no leaf looks like an output layer. If there is one, {_ADVICE}", strict)
+
     rows = []
     for path, shape in shapes.items():
         role = roles[path]
         rule, view = ("matrix", role.view) if role.is_matrix else ("adamw", "-")
         rule = "lora" if role.name == "lora" else rule
-        rows.append(Row(path, shape, role.name, rule, view, 1.0, role.reason))
+
+        rows.append(
+            Row(
+                path,
+                shape,
+                role.name,
+                rule,
+                view,
+                1.0,
+                role.reason,
+            )
+        )
+
     return LabelTable(rows, jax.tree.structure(params))
 
 
@@ -121,6 +142,7 @@ def complain(problem: str, strict: bool) -> None:
     """Raise if strict; otherwise warn, once for each problem."""
     if strict:
         raise ValueError(f"cannot route: {problem}")
+
     if problem not in _warned:
         _warned.add(problem)
         warnings.warn(f"mesotron.jax: {problem}; strict=True raises", stacklevel=4)
@@ -131,12 +153,14 @@ def only_matrices(tree: Any) -> dict[str, str] | None:
     shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves(tree)}
     if any(len(shape) < 2 for shape in shapes.values()):
         return None
+
     sites = _make_sites(shapes, attribute_leaves(tree), ())
     layers = any(base_name(site.leaf) in _NAMES["matrix_leaves"] for site in sites.values())
     small = () if layers else ("bias", "norm")  # a matrix may be called "b" where there is no "w"
     roles = {path: _role_of(site) for path, site in sites.items()}
     if not all(role.is_matrix or role.unclear or role.name in small for role in roles.values()):
         return None
+
     return {path: role.view for path, role in roles.items() if role.is_matrix}
 
 
@@ -148,21 +172,31 @@ def _choose_role(site: "LeafSite", overrides: Mapping[str, str], per_head: bool)
     role = _role_of(site)
     pattern = _first_match(site.name, overrides)
     if pattern is not None:
-        choice, reason = overrides[pattern], f"override {pattern!r}"
+        choice = overrides[pattern]
+        reason = f"override {pattern!r}"
         if choice == "adamw":
             known = not role.is_matrix and not role.unclear
             return Role(role.name if known else "override", reason)
+
         if choice == "matrix":
             view = role.view if role.is_matrix else default_view(len(site.shape))
             return matrix("matrix", reason, view)
+
         return matrix("matrix", reason, check_view(choice, site.shape, site.name))
+
     if not per_head or role.name != "attention" or not role.is_matrix:
         return role
+
     # The axis of heads is next to the head's width: (in, heads, width), (heads, width, out).
-    for whole, split in {"isoo": "isso", "ioo": "iso", "iio": "sio"}.items():
+    for whole, split in {
+        "isoo": "isso",
+        "ioo": "iso",
+        "iio": "sio",
+    }.items():
         if role.view.endswith(whole):
             view = role.view.removesuffix(whole) + split
             return replace(role, view=view, reason="projection, per head")
+
     raise ValueError(
         f"per_head: {site.name} {site.shape} has no axis of heads; pass per_head=False, or "
         f"overrides={{'{site.name}': 'io'}}"
@@ -200,7 +234,8 @@ class LeafSite(Site):
 
     @property
     def in_attention(self) -> bool:
-        queries, fused = _ATTENTION["queries"], _ATTENTION["fused"]
+        queries = _ATTENTION["queries"]
+        fused = _ATTENTION["fused"]
         return len(self.siblings & queries) > 1 or bool(self.siblings & fused)
 
     @property
@@ -216,6 +251,7 @@ def _make_sites(
         parts = path.split("/")
         for k, part in enumerate(parts):
             children.setdefault("/".join(parts[:k]), set()).add(part)
+
     sites = {}
     for path, shape in shapes.items():
         module = path.rpartition("/")[0]
@@ -224,7 +260,16 @@ def _make_sites(
         bias = next((shapes[name] for name in biases if name in shapes), None)
         siblings = frozenset(base_name(name) for name in children[around])
         is_stacked = _first_match(path, stacked) is not None
-        sites[path] = LeafSite(path, shape, path in attributes, bias, siblings, is_stacked)
+
+        sites[path] = LeafSite(
+            path,
+            shape,
+            path in attributes,
+            bias,
+            siblings,
+            is_stacked,
+        )
+
     return sites
 
 
@@ -235,27 +280,34 @@ def base_name(word: str) -> str:
 
 def _role_of(site: LeafSite) -> Role:
     """The role of a leaf by its own name and place; a plain layer is a "matrix"."""
-    name, leaf = site.layer_name, base_name(site.leaf)
+    name = site.layer_name
+    leaf = base_name(site.leaf)
+
     parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
     if leaf in _NAMES["vector_leaves"] or len(site.shape) < 2:
         norm = "norm" in name or parts & {"ln", "scale", "gamma"}
         return Role("norm", "a gain") if norm else Role("bias", "one vector per layer")
+
     if "norm" in name:
         return Role("norm", "a gain")
     if parts & _NAMES["tables"] or "pos" in name.split("_"):
         return Role("position or token", "a lookup table")
+
     for n in (name, leaf):
         if n in _NAMES["embeddings"] or n.startswith("embed") or "embed" in n.split("_"):
             return Role("embedding", "a lookup table, or a layer in its place")
+
     if leaf not in _NAMES["matrix_leaves"]:
         return _unclear(site, f"unknown leaf name {site.leaf!r}")
     if name in _NAMES["inputs"]:
         return Role("input", "reads the raw input")
     if name in ("router", "gating"):
         return Role("router", "its outputs choose; they are not features")
+
     value_head = name == "value" and not site.in_attention
     if value_head or name in _NAMES["heads"] or name.endswith(("_head", "_logits")):
         return Role("head", "an output layer")
+
     return _matrix_role(site)
 
 
@@ -263,20 +315,31 @@ def _matrix_role(site: LeafSite) -> Role:
     stacks = _num_stacks(site)
     if stacks is None:
         return _unclear(site, "dimensions may be heads or stacked layers, and no bias shows which")
-    kernel, stack = site.shape[stacks:], "s" * stacks
+
+    kernel = site.shape[stacks:]
+    stack = "s" * stacks
     if "conv" in site.layer_name and len(kernel) > 2:
         return _conv_role(site, stack, kernel)
+
     if len(kernel) == 2:
         order, where = ("oi", "(out, in)") if site.outputs_first else ("io", "(in, out)")
+
         # Haiku calls attention's output projection "linear".
         attention = site.in_attention and (site.attention_part or site.layer_name == "linear")
         name = "expert" if site.in_experts else "attention" if attention else "matrix"
         kind = "stacked hidden layers" if stack else "hidden"
         return matrix(name, f"{kind} {where}", stack + order)
-    whole = {("queries", 3): "ioo", ("outs", 3): "iio", ("fused", 4): "isoo"}
+
+    whole = {
+        ("queries", 3): "ioo",
+        ("outs", 3): "iio",
+        ("fused", 4): "isoo",
+    }
+
     view = whole.get((site.attention_part, len(kernel)))
     if view is None:
         return _unclear(site, f"unknown layout of {len(kernel)} dimensions")
+
     return matrix("attention", "projection with an axis of heads", stack + view)
 
 
@@ -285,33 +348,43 @@ def _conv_role(site: LeafSite, stack: str, kernel: tuple[int, ...]) -> Role:
     view, (num_inputs, num_outputs) = inputs + "o", kernel[-2:]
     if site.outputs_first:
         view, (num_outputs, num_inputs) = "o" + inputs, kernel[:2]
+
     if num_inputs == 1 and num_outputs > 1:
         return Role("depthwise", "one input channel each: not a matrix")
     if num_inputs <= MAX_RAW_CHANNELS:
         return Role("input", "a convolution of raw channels")
+
     return matrix("convolution", "(inputs * kernel) to outputs", stack + view)
 
 
 def _num_stacks(site: LeafSite) -> int | None:
     """How many leading axes hold separate layers; None if unclear."""
-    shape, part = site.shape, site.attention_part
+    shape = site.shape
+    part = site.attention_part
     if site.stacked or (site.in_experts and len(shape) > 2):
         return 1
+
     if site.bias is not None:
         # A bias has an axis for each stack, and then those of the outputs.
         for num in range(len(shape) - 1):
-            outputs, rest = site.bias[num:], shape[num:]
+            outputs = site.bias[num:]
+            rest = shape[num:]
             side = rest[: len(outputs)] if site.outputs_first else rest[-len(outputs) :]
             most = {"queries": 2, "fused": 3}.get(part, 1)
             if side == outputs and site.bias[:num] == shape[:num] and 1 <= len(outputs) <= most:
                 return num
+
         return None
+
     if len(shape) == 2 or "conv" in site.layer_name:
         return 0
+
     usual = {"queries": 3, "outs": 3, "fused": 4}
+
     # flax's own names have an axis of heads; q_proj with three dimensions may be either.
     if part and {"query", "out"} <= site.siblings and len(shape) >= usual[part]:
         return len(shape) - usual[part]
+
     return None
 
 
@@ -339,27 +412,34 @@ def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Rol
     for root in _networks(sites, roles):
         runs = _runs(root, sites, roles, fixed)
         is_conv = [roles[run[0].path].name == "convolution" for run in runs]
-        found = any(roles[path].name == "input" and site.layer[:-1] == root and len(site.shape) > 2
-                    for path, site in sites.items())  # fmt: skip
+
+        found = any(
+            roles[path].name == "input" and site.layer[:-1] == root and len(site.shape) > 2
+            for path, site in sites.items()
+        )
         for run, conv in zip(runs, is_conv):
             if not conv:
                 _mark_ends(run, result, fed, read, any(is_conv))
             elif not found:
                 _set(result, run[0], "input", "the first convolution")
                 found = True
+
     return result
 
 
 def _known_widths(sites: dict[str, LeafSite], roles: Roles) -> tuple[set[int], set[int]]:
     """Widths that come out of known input layers and tables, and that go into known heads."""
-    fed, read = set(), set()
+    fed = set()
+    read = set()
     for path, site in sites.items():
         name = roles[path].name
         if name in ("input", "embedding"):
             # A table is (entries, width) in every framework.
             fed.add(site.shape[0 if site.outputs_first and name == "input" else -1])
+
         if name == "head":
             read.add(site.shape[-1 if site.outputs_first else -2])
+
     return fed, read
 
 
@@ -370,15 +450,19 @@ def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]
     ends = ("input", "head", "embedding")
     known = [path for path, role in roles.items() if role.is_matrix or role.name in ends]
     layers = {sites[path].layer for path in known}
-    networks, open_ = [], [()]
+    networks = []
+
+    open_ = [()]
     while open_:
         place = open_.pop()
         inside = [layer for layer in layers if layer[: len(place)] == place]
         if any(len(layer) <= len(place) + 1 for layer in inside):
             networks.append(place)
             continue
+
         parts = {layer[: len(place) + 1] for layer in inside}
         open_ += [part for part in parts if len(parts) == 1 or not part[-1][-1].isdigit()]
+
     return sorted(networks)
 
 
@@ -391,10 +475,19 @@ def _runs(
         plain = role.is_matrix and role.name in ("matrix", "convolution") and "s" not in role.view
         if site.layer[:-1] != root or not plain:
             continue
+
         number = re.search(r"\d+$", site.layer[-1])
         _, outputs, inputs = read_view(role.view, site.shape)
-        layer = _Layer(path, int(number[0]) if number else -1, inputs, outputs, path in fixed)
+        layer = _Layer(
+            path,
+            int(number[0]) if number else -1,
+            inputs,
+            outputs,
+            path in fixed,
+        )
+
         runs.setdefault(base_name(site.layer[-1]), []).append(layer)
+
     return [sorted(run, key=lambda layer: layer.number) for run in runs.values()]
 
 
@@ -402,16 +495,20 @@ def _mark_ends(
     run: list[_Layer], roles: Roles, fed: set[int], read: set[int], after_conv: bool
 ) -> None:
     for piece in _connected(run, roles):
-        first, last = piece[0], piece[-1]
+        first = piece[0]
+        last = piece[-1]
         is_input = first.inputs not in fed and not (after_conv and first is run[0])
         is_head = last.outputs not in read
         if len(run) == 1 and first.number < 0 and fed and read:
             continue  # both ends of the model are known, so it is hidden
+
         if len(run) == 1 and (is_input or is_head) and first.number < 0:
             _set_unclear(roles, first, "may be hidden, the first or the last layer")
             continue
+
         if is_input:
             _set(roles, first, "input", "the first layer of its run")
+
         if is_head:
             _set(roles, last, "head", "the last layer of its run")
 
@@ -422,10 +519,13 @@ def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
         if before.outputs != after.inputs:
             pieces.append([after])
             continue
+
         narrow = before.outputs < before.inputs and after.inputs < after.outputs
         if narrow and not (before.fixed or after.fixed):
             _set_unclear(roles, before, f"and {after.path} are a bottleneck or two networks")
+
         pieces[-1].append(after)
+
     return pieces
 
 

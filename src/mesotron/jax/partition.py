@@ -122,7 +122,13 @@ def normuon(
     """
     if options.get("lora") is not None:
         raise ValueError("lora='product' belongs to muon and pion, not to normuon")
-    options = {"weight_decay": 0.01, **options, "beta2": beta2, "learning_rate": learning_rate}
+
+    options = {
+        "weight_decay": 0.01,
+        **options,
+        "beta2": beta2,
+        "learning_rate": learning_rate,
+    }
     return _multi_transform(scale_by_muon, "learning_rate", options)
 
 
@@ -172,10 +178,15 @@ def pion(
 
 
 def multi_transform_with_muon(
-    muon_lr: Rate = 1e-3, aux_lr: Rate | None = None, momentum: Rate = 0.95, nesterov: bool = True,
-    weight_decay: Rate = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+    muon_lr: Rate = 1e-3,
+    aux_lr: Rate | None = None,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
     **options: Any,
-) -> optax.GradientTransformation:  # fmt: skip
+) -> optax.GradientTransformation:
     """Muon for the hidden matrices of a tree, AdamW for the rest.
 
     Args:
@@ -196,10 +207,15 @@ def multi_transform_with_muon(
 
 
 def multi_transform_with_pion(
-    pion_lr: Rate = 1e-3, aux_lr: Rate | None = None, momentum: Rate = 0.95, nesterov: bool = True,
-    weight_decay: Rate = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+    pion_lr: Rate = 1e-3,
+    aux_lr: Rate | None = None,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
     **options: Any,
-) -> optax.GradientTransformation:  # fmt: skip
+) -> optax.GradientTransformation:
     """Pion for the hidden matrices of a tree, AdamW for the rest.
 
     Arguments as in `multi_transform_with_muon`, and `promote=` or `cutoff=` as in `pion`.
@@ -211,9 +227,14 @@ def multi_transform_with_pion(
 
 
 def chain_with_muon(
-    muon_lr: Rate = 1e-3, aux_lr: Rate | None = None, max_grad_norm: Rate | None = 0.5,
-    momentum: Rate = 0.95, nesterov: bool = True, weight_decay: Rate = 0.01, **options: Any,
-) -> optax.GradientTransformation:  # fmt: skip
+    muon_lr: Rate = 1e-3,
+    aux_lr: Rate | None = None,
+    max_grad_norm: Rate | None = 0.5,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    **options: Any,
+) -> optax.GradientTransformation:
     """Clip by the global norm, then Muon for the hidden matrices and AdamW for the rest.
 
     Args:
@@ -226,14 +247,26 @@ def chain_with_muon(
         >>> schedule = optax.linear_schedule(0.02, 0.0, 1000)
         >>> tx = chain_with_muon(schedule, 2.5e-4, max_grad_norm=0.5)
     """
-    routed = multi_transform_with_muon(muon_lr, aux_lr, momentum, nesterov, weight_decay, **options)
+    routed = multi_transform_with_muon(
+        muon_lr,
+        aux_lr,
+        momentum,
+        nesterov,
+        weight_decay,
+        **options,
+    )
     return _clipped(routed, max_grad_norm)
 
 
 def chain_with_pion(
-    pion_lr: Rate = 1e-3, aux_lr: Rate | None = None, max_grad_norm: Rate | None = 0.5,
-    momentum: Rate = 0.95, nesterov: bool = True, weight_decay: Rate = 0.01, **options: Any,
-) -> optax.GradientTransformation:  # fmt: skip
+    pion_lr: Rate = 1e-3,
+    aux_lr: Rate | None = None,
+    max_grad_norm: Rate | None = 0.5,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    **options: Any,
+) -> optax.GradientTransformation:
     """Clip by the global norm, then Pion for the hidden matrices and AdamW for the rest.
 
     Arguments as in `chain_with_muon` and `multi_transform_with_pion`.
@@ -241,7 +274,14 @@ def chain_with_pion(
     Example:
         >>> tx = chain_with_pion(0.02, 2.5e-4, promote=2)
     """
-    routed = multi_transform_with_pion(pion_lr, aux_lr, momentum, nesterov, weight_decay, **options)
+    routed = multi_transform_with_pion(
+        pion_lr,
+        aux_lr,
+        momentum,
+        nesterov,
+        weight_decay,
+        **options,
+    )
     return _clipped(routed, max_grad_norm)
 
 
@@ -265,10 +305,12 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
         largest = jnp.array([0.0, *(jnp.abs(g).max() for g in leaves)]).max()
         unit = jnp.where(largest == 0, 1, largest)
         norm = jnp.sqrt(sum(jnp.square(g / unit).sum() for g in leaves))  # of the gradients / unit
+
         # In this order, since unit * norm may overflow float32.
         limit = value_at(max_norm, state.count)
         factor = jnp.minimum(1, limit / unit / jnp.where(norm == 0, 1, norm))
         clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
+
         return clipped, optax.ScaleByScheduleState(jnp.asarray(optax.safe_increment(state.count)))
 
     def init(params: Any) -> optax.ScaleByScheduleState:
@@ -292,6 +334,7 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
         ok = jnp.array(finite).all() if finite else True
         steps, new = inner.update(updates, state, params)
         steps = jax.tree.map(lambda step: jnp.where(ok, step, 0), steps)
+
         return steps, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
 
     return optax.GradientTransformation(inner.init, update)
@@ -304,13 +347,18 @@ def _multi_transform(
     for key in ("options", "routing"):
         while key in options:  # optax.inject_hyperparams nests a function's ** arguments again
             options |= options.pop(key)
-    lr, aux_lr = options.pop(rate), options.pop("aux_lr", None)
-    betas, eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
+
+    lr = options.pop(rate)
+    aux_lr = options.pop("aux_lr", None)
+    betas = options.pop("betas", (0.9, 0.999))
+    eps = options.pop("eps", 1e-8)
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
-    views, lora = options.pop("views", None), options.pop("lora", None)
+    views = options.pop("views", None)
+    lora = options.pop("lora", None)
     usual = {"lora_scale": 1.0, "lora_unit": "rms"}
     unit = {key: options.pop(key, value) for key, value in usual.items()}
-    stats, decay = options.get("stats", False), options["weight_decay"]
+    stats = options.get("stats", False)
+    decay = options["weight_decay"]
     scale_by(**options)  # refuses a wrong option now, not at the first step
     check_range(**{rate: lr}, aux_lr=aux_lr, eps=eps)
     check_range(1, **{f"beta {k}": beta for k, beta in enumerate(betas, 1)})
@@ -320,10 +368,15 @@ def _multi_transform(
         raise ValueError(f"lora_scale={unit['lora_scale']} must be above 0, as alpha / r is")
     if lora not in (None, "product"):
         raise ValueError(f"lora={lora!r} must be 'product' or None")
+
     aux_lr = lr if aux_lr is None else aux_lr
 
     def matrices(views: Views) -> optax.GradientTransformation:
-        direction = scale_by(views=views, stats_rate=lr, **options)
+        direction = scale_by(
+            views=views,
+            stats_rate=lr,
+            **options,
+        )
         return optax.chain(direction, optax.scale_by_learning_rate(lr))
 
     def factors() -> optax.GradientTransformation:
@@ -332,10 +385,12 @@ def _multi_transform(
         name = "pion" if scale_by is scale_by_pion else iteration
         keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
         kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
+
         # A traced number, such as an injected default, is ignored next to a cutoff.
         traced = shape.pop("promote") if isinstance(shape.get("promote"), Array) else None
         how = {"dtype": options.get("dtype"), "promote": None if "cutoff" in shape else traced}
         chosen = make_filter(shape.pop("filter", name), **shape)
+
         return lora_product(lr, partial(filter_batch, filter=chosen, **how), **unit, **kept)
 
     def route(tree: Any) -> optax.GradientTransformation:
@@ -344,11 +399,13 @@ def _multi_transform(
         pairs = lora is not None and any(factor)
         if lora is not None and factor and not pairs:
             raise ValueError("lora='product': no leaf's name ends in lora_a or lora_b")
+
         known = None if pairs or routing else only_matrices(tree)
         if views is not None or known is not None:
             return matrices(known if views is None else views)
         if pairs and all(factor):
             return factors()
+
         table = label(tree, lora=pairs, **routing)
         if not table.views() and not pairs:
             complain(
@@ -356,6 +413,7 @@ def _multi_transform(
                 f"overrides={{'<path>': 'matrix'}}:\n{table}",
                 routing.get("strict", False),
             )
+
         parts = {
             "matrix": matrices(table.views()),
             "adamw": _adamw(aux_lr, betas, eps, decay),
@@ -364,8 +422,10 @@ def _multi_transform(
         if stats:
             for group, rate in (("adamw", decay), ("adamw_vectors", 0.0)):
                 parts[group] = measured(parts[group], group, aux_lr, rate)
+
         if pairs:
             parts["lora"] = factors()
+
         return optax.partition(parts, table.labels())  # pyright: ignore
 
     def init(params: Any) -> Any:

@@ -65,14 +65,18 @@ def read_stats(state: Any) -> dict[str, Array]:
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Stats)):
         if not isinstance(node, Stats):
             continue
+
         twice = stats.keys() & node.values.keys()
         if twice:
             raise ValueError(
                 f"two transformations of this state report {min(twice)!r}: make one without stats"
             )
+
         stats |= node.values
+
     if not stats:
         raise ValueError("no transformation of this state has statistics: make one with stats=True")
+
     skipped = [value for key, value in stats.items() if key.endswith("/skipped")]
     return {**stats, "skipped": jnp.asarray(sum(skipped))}
 
@@ -82,6 +86,7 @@ def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats
     live = concentration = passed = dead = cosine = stepped = 0.0
     for leaf in leaves:
         ok = leaf.finite.astype(jnp.float32)
+
         # A block without a gradient (an expert without tokens) is not evidence about the filter.
         seen = ok * (leaf.concentration > 0)
         square += (ok * jnp.square(leaf.scale) * leaf.passed).sum()
@@ -93,6 +98,7 @@ def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats
         dead += (seen * (leaf.passed < DEAD_NORM**2)).sum()
         cosine += jnp.where(leaf.finite, leaf.cosine, 0)
         stepped += ok
+
     numbers = {
         "update_rms": jnp.abs(rate) * jnp.sqrt(square / jnp.maximum(elements, 1)),
         "cosine": cosine / jnp.maximum(stepped, 1),
@@ -118,13 +124,17 @@ def measured(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeasuredState]:
         result, inner_state = inner.update(updates, state.inner, params)
-        grads, steps = jax.tree.leaves(updates), jax.tree.leaves(result)
+        grads = jax.tree.leaves(updates)
+        steps = jax.tree.leaves(result)
+
         decay = value_at(rate, state.step) * value_at(weight_decay, state.step)
         if params is not None:
             weights = jax.tree.leaves(params)
             steps = [s.astype(jnp.float32) + decay * w for s, w in zip(steps, weights)]
+
         stats = _elementwise_stats(group, grads, steps) if grads else Stats({})
         step = jnp.asarray(optax.safe_increment(state.step))
+
         return result, MeasuredState(step, inner_state, stats)
 
     return optax.GradientTransformation(init, update)
@@ -136,6 +146,7 @@ def _elementwise_stats(group: str, grads: Sequence[Array], steps: Sequence[Array
     square = sum(jnp.square(s.astype(jnp.float32)).sum() for s in steps)
     size = max(sum(s.size for s in steps), 1)
     cosines = [cosine(-s, g) for s, g in zip(steps, grads)]
+
     numbers = {
         "update_rms": jnp.where(stepped, jnp.sqrt(square / size), 0),
         "cosine": jnp.where(stepped, sum(cosines) / len(cosines), 0),
@@ -150,6 +161,7 @@ def cosine(X: Array, G: Array) -> Array:
     largest = [jnp.abs(x).max(initial=0) for x in (X, G)]  # divided out: 1e30 squared overflows
     X, G = (x / jnp.where(peak == 0, 1, peak) for x, peak in zip((X, G), largest))
     length = jnp.linalg.norm(X) * jnp.linalg.norm(G)
+
     return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
 
 

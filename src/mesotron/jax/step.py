@@ -79,6 +79,7 @@ class SpectralRule:
 
         keys = SPECTRAL if self.group is not None and jax.tree.leaves(params) else ()
         stats = name_stats(str(self.group), dict.fromkeys(keys, 0))
+
         return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats, lines)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
@@ -90,35 +91,47 @@ class SpectralRule:
                 "weight decay needs the weights: call update(grads, state, params), or set "
                 "weight_decay=0 (as a plain number: an injected one could become nonzero)"
             )
+
         names = [name for name, _ in named_leaves(updates)]
         grads, structure = jax.tree.flatten(updates)
+
         # The running mean of the finite gradients.
         momenta = [
             jnp.where(_finite(g), _mix(g, m, mu).astype(m.dtype), m)
             for g, m in zip(grads, structure.flatten_up_to(state.momentum))
         ]
+
         directions = momenta
         if self.nesterov:
             directions = [_mix(jnp.where(_finite(g), g, m), m, mu) for g, m in zip(grads, momenta)]
+
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
-        filtered, lines = self._filter_all(views, directions), state.lines
+        filtered = self._filter_all(views, directions)
+
+        lines = state.lines
         if self.beta2 is not None:
             beta2 = value_at(self.beta2, state.step)
             triples = zip(filtered, state.lines, grads)
             pairs = [_normalize_lines(x, v, _finite(g), beta2) for x, v, g in triples]
-            filtered, lines = [x for x, _ in pairs], tuple(v for _, v in pairs)
+            filtered = [x for x, _ in pairs]
+            lines = tuple(v for _, v in pairs)
+
         steps = [self._scaled(view, x.X, d) for view, x, d in zip(views, filtered, directions)]
         stats = Stats({})
         if self.group is not None and grads:
             records = [self._record(*leaf) for leaf in zip(views, filtered, steps, grads)]
             stats = spectral_stats(self.group, value_at(self.rate, state.step), records)
+
         if decays:
             steps = [s + decay * p for s, p in zip(steps, structure.flatten_up_to(params))]
+
         # A nonfinite gradient makes no step: weight and momentum stay as they were.
         steps = [jnp.where(_finite(g), s, 0).astype(g.dtype) for s, g in zip(steps, grads)]
-        steps, momenta = self._placed(names, steps), self._placed(names, momenta)
+        steps = self._placed(names, steps)
+        momenta = self._placed(names, momenta)
         step = jnp.asarray(optax.safe_increment(state.step))
         new_state = SpectralState(step, jax.tree.unflatten(structure, momenta), stats, lines)
+
         return jax.tree.unflatten(structure, steps), new_state
 
     def view_of(self, name: str, leaf: Array) -> str:
@@ -132,17 +145,20 @@ class SpectralRule:
             _, rows, cols = read_view(view, leaf.shape)
             shape = (min(rows, cols), max(rows, cols))
             buckets[shape, leaf.dtype, None if self.batched else k].append(k)
+
         filtered: dict[int, Filtered] = {}
         for members in buckets.values():
             wide = [to_wide(directions[k], views[k]) for k in members]
             dtype = self.dtype
             if dtype is None and self.filter.rank is None and wide[0].dtype != jnp.float64:
                 dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # CPUs emulate
+
             batch = filter_batch(jnp.concatenate(wide), self.filter, dtype, self.promote)
             start = 0
             for k, block in zip(members, wide):
                 filtered[k] = Filtered(*(x[start : start + len(block)] for x in batch))
                 start += len(block)
+
         return [filtered[k] for k in range(len(directions))]
 
     def _scaled(self, view: str, X: Array, like: Array) -> Array:
@@ -157,12 +173,22 @@ class SpectralRule:
 
     def _record(self, view: str, x: Filtered, step: Array, g: Array) -> LeafRecord:
         _, rows, cols = read_view(view, g.shape)
-        factor, ok = self._factor(view, g), _finite(g)
-        return LeafRecord(x.concentration, x.passed, rows * cols, factor, ok, cosine(step, g))
+        factor = self._factor(view, g)
+        ok = _finite(g)
+
+        return LeafRecord(
+            x.concentration,
+            x.passed,
+            rows * cols,
+            factor,
+            ok,
+            cosine(step, g),
+        )
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
         """Each leaf in its own sharding, which a batch may have changed to a neighbor's."""
-        place, own = jax.lax.with_sharding_constraint, self.shardings
+        place = jax.lax.with_sharding_constraint
+        own = self.shardings
         return [place(x, own[name]) if name in own else x for name, x in zip(names, leaves)]
 
 
@@ -174,6 +200,7 @@ def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filt
     scaled = X / (jnp.sqrt(new) + _LINE_EPS)[:, None, :]
     norms = [jnp.sqrt(jnp.square(y).sum((1, 2), keepdims=True)) for y in (X, scaled)]
     ratio = jnp.where(norms[1] > 0, norms[0] / jnp.where(norms[1] > 0, norms[1], 1), 0)
+
     return x._replace(X=(scaled * ratio).astype(x.X.dtype)), new
 
 

@@ -61,15 +61,26 @@ def scale_by_muon(
                 f"ns={ns!r} with filter={filter!r}: ns is 'quintic' or 'cubic', other names of the "
                 "filters 'muon' and 'cubic'; pass only one of the two"
             )
+
         filter = NEWTON_SCHULZ[ns]
+
     _refuse_traced(steps=steps, rank=rank)
     rule = SpectralRule(
-        filter=make_filter(filter or "muon", steps=steps, rank=rank), momentum=momentum,
-        nesterov=nesterov, weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
-        momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
-        group=("muon" if beta2 is None else "normuon") if stats else None, rate=stats_rate,
+        filter=make_filter(filter or "muon", steps=steps, rank=rank),
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=dict(named_leaves(shardings)),
+        group=("muon" if beta2 is None else "normuon") if stats else None,
+        rate=stats_rate,
         beta2=beta2,
-    )  # fmt: skip
+    )
+
     return optax.GradientTransformation(rule.init, rule.update)
 
 
@@ -98,15 +109,31 @@ def scale_by_pion(
         >>> tx = scale_by_pion(cutoff="aligned")
     """
     _refuse_traced(steps=steps, cutoff=cutoff)
+
     # An injected default of 0 is an array too; next to a cutoff it is ignored.
     traced = promote if isinstance(promote, Array) and cutoff is None else None
     known = 0 if isinstance(promote, Array) else promote
     rule = SpectralRule(
-        filter=make_filter("pion", steps=steps, promote=known, cutoff=cutoff), momentum=momentum,
-        nesterov=nesterov, weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
-        momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
-        group="pion" if stats else None, rate=stats_rate, promote=traced,
-    )  # fmt: skip
+        filter=make_filter(
+            "pion",
+            steps=steps,
+            promote=known,
+            cutoff=cutoff,
+        ),
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=dict(named_leaves(shardings)),
+        group="pion" if stats else None,
+        rate=stats_rate,
+        promote=traced,
+    )
+
     return optax.GradientTransformation(rule.init, rule.update)
 
 

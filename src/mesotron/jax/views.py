@@ -45,6 +45,7 @@ def default_view(ndim: int) -> str:
             f"an array of {ndim} dimensions is not a matrix: update vectors with Adam, as "
             "chain_with_muon and multi_transform_with_muon do"
         )
+
     return "s" * (ndim - 2) + "io"
 
 
@@ -55,6 +56,7 @@ def check_view(view: str, shape: tuple[int, ...], name: str = "an array") -> str
             f"view {view!r} does not fit {name} of shape {shape}: write one letter per axis, o for "
             "outputs, i for inputs, s for separate matrices, with at least one o and one i"
         )
+
     return view
 
 

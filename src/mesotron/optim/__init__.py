@@ -21,7 +21,24 @@ from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 __all__ = [
-    "BUILDERS", "AdamW", "Filtered", "Muon", "MuonSGD", "NorMuon", "Pion", "RoutedOptimizer",
-    "RoutingTable", "Row", "View", "adamw", "apply_filter", "import_state", "muon", "muon_sgd",
-    "normuon", "pion", "route", "step_scale",
-]  # fmt: skip
+    "BUILDERS",
+    "AdamW",
+    "Filtered",
+    "Muon",
+    "MuonSGD",
+    "NorMuon",
+    "Pion",
+    "RoutedOptimizer",
+    "RoutingTable",
+    "Row",
+    "View",
+    "adamw",
+    "apply_filter",
+    "import_state",
+    "muon",
+    "muon_sgd",
+    "normuon",
+    "pion",
+    "route",
+    "step_scale",
+]

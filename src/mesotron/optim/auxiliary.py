@@ -59,9 +59,12 @@ def adamw_step(batch: Batch, stats: StepStats) -> None:
 
 def sgd_step(batch: Batch, stats: StepStats) -> None:
     grads = _step_widened(_sgd, sgd_state, batch)
-    update, G = _sample([s["momentum_buffer"] for s in batch.states]), _sample(grads)
+    update = _sample([s["momentum_buffer"] for s in batch.states])
+
+    G = _sample(grads)
     if batch.group["nesterov"]:
         update = G + batch.group["momentum"] * update
+
     _record(batch, update, G, stats)
 
 
@@ -74,9 +77,24 @@ def _adamw(batch: Batch, fused: bool) -> None:
     m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     options = {key: group[key] for key in ("lr", "weight_decay", "eps")}
     options |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
-    options |= {"amsgrad": False, "maximize": False, "fused": fused}
+
+    options |= {
+        "amsgrad": False,
+        "maximize": False,
+        "fused": fused,
+    }
+
     # Without the fused kernels PyTorch asserts that there is no found_inf.
-    adamw(params, grads, m, v, [], steps, found_inf=found_inf if fused else None, **options)
+    adamw(
+        params,
+        grads,
+        m,
+        v,
+        [],
+        steps,
+        found_inf=found_inf if fused else None,
+        **options,
+    )
 
 
 def _sgd(batch: Batch, fused: bool) -> None:
@@ -84,12 +102,27 @@ def _sgd(batch: Batch, fused: bool) -> None:
     keep = 1 - group["lr"] * group["weight_decay"]
     if found_inf is not None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
+
     if isinstance(keep, Tensor) or keep != 1:
         torch._foreach_mul_(params, keep)  # pyright: ignore
+
     momenta = [s["momentum_buffer"] for s in states]
     options = {key: group[key] for key in ("lr", "momentum", "nesterov")}
-    options |= {"weight_decay": 0.0, "dampening": 0.0, "maximize": False, "fused": fused}
-    sgd(params, grads, momenta, found_inf=found_inf if fused else None, **options)
+    options |= {
+        "weight_decay": 0.0,
+        "dampening": 0.0,
+        "maximize": False,
+        "fused": fused,
+    }
+
+    sgd(
+        params,
+        grads,
+        momenta,
+        found_inf=found_inf if fused else None,
+        **options,
+    )
+
     counters = [s["step"] for s in states if "step" in s]
     if counters:
         torch._foreach_add_(counters, 1 if found_inf is None else 1 - found_inf)  # pyright: ignore
@@ -100,13 +133,17 @@ def _step_widened(
 ) -> list[Tensor]:
     """Step float32 and float64 weights in place, narrower ones as copies; returns the gradients,
     laid out like their parameters."""
-    params, states, found_inf = batch.params, batch.states, batch.found_inf
+    params = batch.params
+    states = batch.states
+    found_inf = batch.found_inf
+
     grads = []
     for p, grad, state in zip(params, batch.grads, states, strict=True):
         if not state:
             state |= new_state(p)
         elif "step" not in state and p.dtype != wide_dtype(p.dtype):  # SGD's, saved in float32
             state["step"] = _counter(p)
+
         same = grad.stride() == p.stride()
         grads.append(grad if same else torch.empty_like(p, dtype=grad.dtype).copy_(grad))
 
@@ -121,11 +158,19 @@ def _step_widened(
         )
         # Only the fused kernels skip a step on the device; for the others the host must wait.
         if fused or found_inf is None or not bool(found_inf):
-            rule(batch._replace(params=weights, grads=grads, states=states), fused)
+            rule(
+                batch._replace(
+                    params=weights,
+                    grads=grads,
+                    states=states,
+                ),
+                fused,
+            )
 
     wide = [k for k, p in enumerate(params) if p.dtype == wide_dtype(p.dtype)]
     if wide:
         step(*([x[k] for k in wide] for x in (params, grads, states)))  # pyright: ignore
+
     # A few at a time, so that the copies of a large model do not double its memory.
     chunks: list[list[int]] = []
     size = 0
@@ -134,16 +179,20 @@ def _step_widened(
         if not chunks or size > _BATCH_ELEMENTS:
             chunks.append([])
             size = params[k].numel()
+
         chunks[-1].append(k)
+
     for chunk in chunks:
         copies, wide_grads = ([x[k].float() for k in chunk] for x in (params, grads))
         step(copies, wide_grads, [states[k] for k in chunk])
+
         for k, copy in zip(chunk, copies, strict=True):
             if params[k].dtype == torch.bfloat16:
                 seed = step_seed(states[k]["step"], batch.streams[k])
                 round_stochastically(copy, params[k], seed)
             else:
                 params[k].copy_(copy)
+
     return grads
 
 
@@ -152,12 +201,15 @@ def _sample(tensors: Sequence[Tensor]) -> Tensor:
     for t in tensors[:SAMPLE_TENSORS]:
         flat = t.flatten()
         taken.append(flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)][:SAMPLE_ELEMENTS].float())
+
     return torch.cat(taken)
 
 
 def _record(batch: Batch, update: Tensor, G: Tensor, stats: StepStats) -> None:
-    group, found_inf = batch.group, batch.found_inf
+    group = batch.group
+    found_inf = batch.found_inf
     if found_inf is not None:  # nothing moved, and G may be non-finite
         update, G = (torch.where(found_inf > 0, 0.0, x) for x in (update, G))
+
     stats.add_update(group["name"], update * group["lr"])
     stats.add_sample(group["name"], update, G)

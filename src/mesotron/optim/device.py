@@ -19,10 +19,13 @@ _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 def choose_device(name: str, threads: int | None = None) -> torch.device:
     if threads is not None:
         torch.set_num_threads(threads)
+
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+
     # Each process of a multi-process run has its own GPU.
     return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
 
@@ -45,8 +48,10 @@ def filter_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native else torch.float32
+
     if device.type != "cpu":
         return torch.float32
+
     fast = _product_seconds(torch.bfloat16) * _PROBE_MARGIN < _product_seconds(torch.float32)
     return torch.bfloat16 if fast else torch.float32
 
@@ -85,6 +90,7 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> Non
         noise = torch.randint(
             0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator
         )
+
     rounded = ((bits + noise) & -65536).view(torch.float32)
     out.copy_(torch.where(values.isfinite(), rounded, values))
 

@@ -29,27 +29,38 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
     items = list(params)
     if not items:
         raise ValueError("the optimizer got an empty list of parameters")
+
     groups = items if isinstance(items[0], dict) else [{"params": items}]
     out: list[dict[str, Any]] = []
     for given in groups:
         group = dict(given)
-        members, own_aux = group["params"], group.pop("aux", aux)
+        members = group["params"]
+        own_aux = group.pop("aux", aux)
+
         members = [members] if isinstance(members, Tensor) else list(members)
         if "rule" in group:
             out.append({**group, "params": members})
             continue
-        parts: dict[str, list] = {"conv": [], "matrix": [], "vector": []}
+
+        parts: dict[str, list] = {
+            "conv": [],
+            "matrix": [],
+            "vector": [],
+        }
         for item in members:
             tensor = item[1] if isinstance(item, tuple) else item
             if not isinstance(tensor, Tensor):
                 raise ValueError(f"expected a parameter, got {type(tensor).__name__} {tensor!r}")
+
             conv = tensor.ndim >= 4 and group.get("view") is None
             parts["conv" if conv else "matrix" if tensor.ndim >= 2 else "vector"].append(item)
+
         vectors = {"rule": own_aux, "view": None, "name": None}
         for kind, part in parts.items():
             if part:
                 own = vectors if kind == "vector" else {"rule": rule}
                 out.append({**group, "params": part, **own})
+
     return out
 
 
@@ -60,13 +71,24 @@ def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
     inherits = (rule == "pion") == (defaults["rule"] == "pion")
     if "filter" in group or rule not in SPECTRAL_RULES or inherits:
         return group
-    own = {"steps": None, "promote": 0, "cutoff": None, "rank": None}
-    return {**own, **group, "filter": "pion" if rule == "pion" else "muon"}
+
+    own = {
+        "steps": None,
+        "promote": 0,
+        "cutoff": None,
+        "rank": None,
+    }
+    return {
+        **own,
+        **group,
+        "filter": "pion" if rule == "pion" else "muon",
+    }
 
 
 def check_group(group: dict[str, Any]) -> None:
     if group["rule"] not in RULES:
         raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(RULES)}")
+
     for key in ("lr", "momentum", "weight_decay", "eps"):
         value = group[key]
         if isinstance(value, Tensor):
@@ -75,15 +97,19 @@ def check_group(group: dict[str, Any]) -> None:
         elif isinstance(value, str | None) or not value >= 0 or (key == "momentum" and value >= 1):
             bound = "at least 0" + (" and below 1" if key == "momentum" else "")
             raise ValueError(f"{key}={value!r} must be a number, {bound}")
+
     if not all(0 <= beta < 1 for beta in (*group["betas"], group["beta2"])):
         text = f"betas={group['betas']!r} and beta2={group['beta2']!r}"
         raise ValueError(f"{text} must each be at least 0 and below 1")
+
     group_filter(group)
     check_scale(group["scale"])
+
     for p in group["params"]:
         check_not_flat(p)
         if not p.is_floating_point():
             raise ValueError(f"{p.dtype} cannot be trained: store a complex parameter as two real")
+
     if group["rule"] not in SPECTRAL_RULES:
         return
     if group["rule"] == "pion" and group["filter"] != "pion":
@@ -94,13 +120,16 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"leash={group['leash']!r} must be above 0, a share of a starting norm")
     if group["rule"] == "normuon" and any(isinstance(p, DTensor) for p in group["params"]):
         raise ValueError("rule='normuon' has no sharded step: use 'muon' for DTensor parameters")
+
     if group["pairs"] is not None:
         if group["rule"] == "normuon":
             raise ValueError("rule='normuon' does not step LoRA products: use 'muon' or 'pion'")
         check_pairs(group)
+
     for key in ("dtype", "momentum_dtype"):
         if group[key] is not None and group[key] not in _DTYPES:
             raise ValueError(f"{key}={group[key]!r} must be None or one of {', '.join(_DTYPES)}")
+
     for p in group["params"]:
         if p.ndim < 2:
             raise ValueError(f"{tuple(p.shape)} is no matrix: give it a group with rule='adamw'")
@@ -131,6 +160,7 @@ def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) 
                 f"{source}, but its rule here is {group['rule']!r}: build the same optimizer, or "
                 "take over the momentum alone with mesotron.import_state"
             )
+
         for own, its in zip(_names(group), _names(other), strict=False):
             if own != its and its in known:  # a model whose parameters were renamed is loaded
                 raise ValueError(f"the checkpoint has {its} where {own} is: use its overrides")
@@ -144,11 +174,13 @@ def _names(group: dict[str, Any]) -> list[str]:
 def default_view(group: dict[str, Any]) -> str:
     if group["rule"] not in SPECTRAL_RULES:
         return "whole"
+
     ndims = {p.ndim for p in group["params"]}
     if ndims <= {2} or group["pairs"] is not None:
         return "whole"
     if min(ndims) >= 4:
         return "conv"
+
     shape = min(tuple(p.shape) for p in group["params"] if p.ndim != 2)
     raise ValueError(f"ambiguous shape {shape}: give it a group with view='stack' or view='conv'")
 
@@ -178,6 +210,7 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
         place = Place(p, group, number)
         if not p.numel() or group["pairs"] is not None:
             continue
+
         if isinstance(p, DTensor):
             if p.requires_grad:
                 work.sharded.append(place)
@@ -187,6 +220,7 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
             work.auxiliary[group["name"], p.device].append(place)
         else:
             work.spectral[p.device].append(place)
+
     return work
 
 
@@ -201,29 +235,37 @@ def clip_gradients(optimizer: "RoutedOptimizer", max_norm: float, matrices: bool
     times as large as those after it outweighs them in a momentum mu for up to
     ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
     # By kind of rule, then by mesh, since no norm spans two meshes.
-    auxiliary, spectral = defaultdict(list), defaultdict(list)
+    auxiliary = defaultdict(list)
+    spectral = defaultdict(list)
     for group in optimizer.param_groups:
         meshes = auxiliary if group["rule"] in AUXILIARY_RULES else spectral
         for p in group["params"]:
             if p.grad is not None:
                 meshes[getattr(p.grad, "device_mesh", None)].append(p)
-    auxiliary_norm, spectral_norm = _norm(auxiliary.values(), {}), _norm(spectral.values(), {})
+
+    auxiliary_norm = _norm(auxiliary.values(), {})
+    spectral_norm = _norm(spectral.values(), {})
+
     # The total counts a LoRA product as if A had rows of norm 1. B's gradient is proportional to A,
     # which grows severalfold within tens of steps at any rate, however little B A moves.
     scales: dict[Tensor, Tensor] = {}
     for A, B, *_ in find_pairs(optimizer.param_groups):
         length = A.detach().norm().clamp_min(1e-30) / len(A) ** 0.5
         scales |= {A: length, B: 1 / length}
+
     counted = _norm(spectral.values(), scales) if scales else spectral_norm
     for params in auxiliary.values():
         # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
         usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
         clip_grads_with_norm_(params, max_norm, usable)
+
     for params in spectral.values() if matrices else ():
         finite = torch.where(spectral_norm.isfinite(), spectral_norm, 0.0)
         clip_grads_with_norm_(params, max_norm, finite)
+
     if not spectral:  # bringing the host's zero to a GPU would wait for it
         return Norms(auxiliary_norm, auxiliary_norm)
+
     return Norms(torch.hypot(auxiliary_norm, counted.to(auxiliary_norm.device)), auxiliary_norm)
 
 

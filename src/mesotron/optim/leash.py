@@ -27,6 +27,7 @@ def spectral_norm(W: Tensor, view: str = "whole") -> Tensor:
     window = View(View.parse(view).layout).windows(W.detach().float())[0]
     X = window.wide.reshape(-1, *window.block_shape)
     unit = X.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+
     return largest_eigenvalue(torch.bmm(X / unit, (X / unit).mT)).amax().sqrt() * unit
 
 
@@ -34,6 +35,7 @@ def keep_start(state: dict[str, Any], p: Tensor, group: Group) -> None:
     """Remember a parameter's weights and their norm before its first step."""
     if group["leash"] is None or "start" in state:
         return
+
     state["start"] = p.detach().clone()
     whole = p.full_tensor() if isinstance(p, DTensor) else p
     state["start_norm"] = spectral_norm(whole, group["view"])
@@ -43,13 +45,17 @@ def pull(W: Tensor, state: dict[str, Any], group: Group, finite: Tensor | None, 
     """After a step, move (a shard of) a parameter toward its start, where its gradient is finite;
     weights that started at zero have no leash."""
     start = state["start"]
-    shape, W0 = start.shape, start.to_local() if isinstance(start, DTensor) else start
+    shape = start.shape
+    W0 = start.to_local() if isinstance(start, DTensor) else start
     windows = View.parse(group["view"]).windows(torch.empty(shape, device="meta"))
     scale = max(step_scale(group["scale"], w.rows, w.cols) for w in windows)
-    step, norm = group["lr"] * scale * F_MAX, state["start_norm"]
+    step = group["lr"] * scale * F_MAX
+    norm = state["start_norm"]
+
     share = torch.where(norm > 0, step / (step + group["leash"] * norm), 0.0)
     if finite is not None:
         share = share * finite
+
     if W.dtype == torch.bfloat16:
         round_stochastically(W.float().lerp(W0.float(), share.float()), W, seed)
     else:

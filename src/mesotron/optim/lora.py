@@ -74,13 +74,16 @@ def product_step(
     F_A, _ = _filter(X_A, view, "cols", shape, group, work)
     dB = torch.linalg.solve_triangular(C.mT, F_B.mT, upper=True).mT
     dA = torch.linalg.solve_triangular(E.mT, F_A, upper=True)
+
     # Spectral norms per block (head), where the filter acts.
     left = _blocks(torch.cat([dB, B], dim=2), view, "rows")
     right = _blocks(torch.cat([A, dA], dim=1), view, "cols")
     numbers = torch.stack([_norms(L, R) for L in left for R in right])
-    norm, reference = numbers[..., 0].amax(0), numbers[..., 1:3].amax((0, 2))
+    norm = numbers[..., 0].amax(0)
+    reference = numbers[..., 1:3].amax((0, 2))
     c = torch.where(norm > 0, reference / norm, 1.0).clamp(0.5, 1.0)
     c3 = c[:, None, None]
+
     return Factors(dA * c3, dB * c3, numbers[..., 3].sum(0) * c * c, seen)
 
 
@@ -106,7 +109,9 @@ def _filter(
     """f of each block; X is overwritten. Blocks with another scale than the whole (fused
     projections of different height) are stepped in proportion."""
     cut = replace(view, layout="stack", transposed=False) if view.axis == axis else View("stack")
-    K, records = X.shape[0], []
+    K = X.shape[0]
+    records = []
+
     reference = step_scale(group["scale"], *shape)
     for window in cut.windows(X):
         m, n = window.block_shape
@@ -115,6 +120,7 @@ def _filter(
         ratio = step_scale(group["scale"], rows, cols) / reference
         window.wide.copy_(filtered.X.view(window.wide.shape) * ratio)
         records.append([x.view(K, -1).double().mean(1) for x in filtered[1:]])
+
     norm, concentration, passed = (torch.stack(x).mean(0) for x in zip(*records, strict=True))
     return X, Filtered(norm, norm, concentration, passed)
 
@@ -123,12 +129,15 @@ def _norms(L: Tensor, R: Tensor) -> Tensor:
     """Of S = L R = dB A + B dA, over the blocks of each pair: the spectral norms of S and of its
     two terms, and the squared Frobenius norm of S, [K, 4]."""
     r = L.shape[-1] // 2
-    left, right = L.mT @ L, R @ R.mT
+    left = L.mT @ L
+    right = R @ R.mT
+
     # Vectors of the input space, so that the numbers do not depend on the gauge either.
     k = torch.arange(1, R.shape[-1] + 1, device=R.device, dtype=R.dtype)
     start = R @ torch.stack([(0.7 * k * k).sin(), (1.1 * k * k).cos()], dim=1)
     parts = [slice(None), slice(0, r), slice(r, None)]
     norms = [_power(left[..., x, x], right[..., x, x], start[..., x, :]).amax(1) for x in parts]
+
     return torch.stack([*norms, (left * right).sum((1, 2, 3))], dim=1)
 
 
@@ -140,7 +149,10 @@ def _power(left: Tensor, right: Tensor, z: Tensor) -> Tensor:
         y = left @ z
         y = y / y.abs().amax(-2, keepdim=True).clamp_min(tiny)
         z = right @ y
-    inner, outer = (z * y).sum(-2), (z * (left @ z)).sum(-2)
+
+    inner = (z * y).sum(-2)
+    outer = (z * (left @ z)).sum(-2)
+
     return torch.where(inner > 0, outer / inner.clamp_min(tiny), 0.0).amax(-1).clamp_min(0).sqrt()
 
 
@@ -159,13 +171,25 @@ class Pair(NamedTuple):
 
 def find_pairs(groups: list[dict[str, Any]]) -> list[Pair]:
     """The adapters of groups with `pairs`, whose parameters are A, B, A, B, ..."""
-    pairs, number = [], 0
+    pairs = []
+    number = 0
     for group in groups:
         params = group["params"]
         for k, s in enumerate(group["pairs"] or ()):
             norm = group["start_norms"][k] if group["start_norms"] else None
-            pairs.append(Pair(params[2 * k], params[2 * k + 1], s, group, number + 2 * k, norm))
+            pairs.append(
+                Pair(
+                    params[2 * k],
+                    params[2 * k + 1],
+                    s,
+                    group,
+                    number + 2 * k,
+                    norm,
+                )
+            )
+
         number += len(params)
+
     return pairs
 
 
@@ -173,7 +197,10 @@ def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, A
     """The keys of a routed group of LoRA factors, with A before its own B; with `norms`, also the
     spectral norms of the weights they adapt."""
     named = dict(zip(group["param_names"], group["params"], strict=True))
-    names, scalings, start_norms = [], [], []
+    names = []
+    scalings = []
+
+    start_norms = []
     for name in named:
         first = name.replace(".lora_B.", ".lora_A.")
         second = name.replace(".lora_A.", ".lora_B.")
@@ -184,10 +211,12 @@ def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, A
             )
         if name == second:
             continue
+
         names += [first, second]
         place, _, leaf = first.partition(".lora_A.")
         layer: Any = model.get_submodule(place)
         scalings.append(float(layer.scaling[leaf.partition(".")[0]]))
+
         if norms:
             base = layer.get_base_layer()
             weight = base.weight
@@ -195,10 +224,18 @@ def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, A
                 from peft.utils.integrations import dequantize_module_weight
 
                 weight = dequantize_module_weight(base)
+
             start_norms.append(spectral_norm(weight.flatten(1)).item())
+
     view = group["view"].removeprefix("product").removeprefix("/") or "whole"
     params = [named[name] for name in names]
-    keys = {"params": params, "param_names": names, "pairs": scalings, "view": view}
+    keys = {
+        "params": params,
+        "param_names": names,
+        "pairs": scalings,
+        "view": view,
+    }
+
     return keys | {"start_norms": start_norms} if norms else keys
 
 
@@ -207,16 +244,19 @@ def product_distances(group: dict[str, Any]) -> list[float]:
     far = []
     for pair, norm in zip(find_pairs([group]), group["start_norms"] or (), strict=False):
         if not isinstance(pair.A, DTensor):
-            A, B = pair.A.detach().flatten(1).double(), pair.B.detach().flatten(1).double()
+            A = pair.A.detach().flatten(1).double()
+            B = pair.B.detach().flatten(1).double()
             product = _power(
                 (B.mT @ B)[None, None], (A @ A.mT)[None, None], A.sum(1)[None, None, :, None]
             )
             far.append(pair.s * product.item() / max(norm, 1e-30))
+
     return far
 
 
 def check_pairs(group: dict[str, Any]) -> None:
-    pairs, params = group["pairs"], group["params"]
+    pairs = group["pairs"]
+    params = group["params"]
     if group["lora_unit"] not in UNITS:
         raise ValueError(f"lora_unit={group['lora_unit']!r} must be one of {', '.join(UNITS)}")
     if len(params) != 2 * len(pairs):
@@ -224,17 +264,20 @@ def check_pairs(group: dict[str, Any]) -> None:
             f"pairs={pairs!r} names {len(pairs)} LoRA scalings for {len(params)} parameters: give "
             "one per pair, with params=[A, B, A, B, ...]"
         )
+
     for A, B, s in zip(params[::2], params[1::2], pairs, strict=True):
         if A.ndim < 2 or B.ndim < 2 or A.shape[0] != B.flatten(1).shape[1] or not s > 0:
             raise ValueError(
                 f"A {tuple(A.shape)} and B {tuple(B.shape)} with scaling {s} are no LoRA pair: A "
                 "is (rank, inputs), B (outputs, rank), the scaling above 0"
             )
+
     if group["leash"] is not None and len(group["start_norms"] or ()) != len(pairs):
         raise ValueError(
             "leash: give start_norms, the spectral norms of the weights that the pairs adapt (one "
             "per pair), or build the optimizer with mesotron.muon(model, lora='product')"
         )
+
     view = View.parse(group["view"] or "whole")
     if view.layout != "matrix":
         raise ValueError(f"view {group['view']!r} does not fit a LoRA product: use rows or cols")
@@ -248,27 +291,39 @@ def step_pairs(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         sharded = isinstance(pair.A, DTensor) or isinstance(pair.B, DTensor)
         if not sharded and (pair.A.grad is None or pair.B.grad is None):
             continue
-        A, B, group = pair.A, pair.B, pair.group
+
+        A = pair.A
+        B = pair.B
+        group = pair.group
         alone = None if group["batched"] else order
         key = (group["name"], A.shape, B.shape, A.dtype, B.dtype, A.device, pair.s, sharded, alone)
         buckets[key].append(pair)
+
     for bucket in buckets.values():
         _step_bucket(bucket, states, stats)
 
 
 def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
-    group, s = pairs[0].group, pairs[0].s
+    group = pairs[0].group
+    s = pairs[0].s
     grads = [[_whole_gradient(p) for p in pair.sides] for pair in pairs]
     finite = gradients_finite([g for pair in grads for g in pair]).view(-1, 2).all(1)
     stats.finite.append(([group["name"]] * len(pairs), finite))
+
     mask: Tensor | None = finite[:, None, None]
     if on_host(finite):
         kept = [k for k, ok in enumerate(finite.tolist()) if ok]
         if not kept:
             return
-        pairs, grads, mask = [pairs[k] for k in kept], [grads[k] for k in kept], None
+
+        pairs = [pairs[k] for k in kept]
+        grads = [grads[k] for k in kept]
+        mask = None
+
     wide = wide_dtype(pairs[0].A.dtype)
-    old, directions = [], []
+    old = []
+
+    directions = []
     for side in (0, 1):
         params = [pair.sides[side] for pair in pairs]
         buffers = [momentum_of(states[p], p, group) for p in params]
@@ -277,11 +332,15 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         directions.append(update_momentum(G, M, group, mask).to(wide))
         _write(buffers, M, None)
         old.append(torch.stack([_whole(p).flatten(1) for p in params]).to(wide))
+
     (A, B), (U_A, U_B) = old, directions
-    m, n = B.shape[1], A.shape[2]
+    m = B.shape[1]
+    n = A.shape[2]
+
     scale = step_scale(group["scale"], m, n)
     if group["lora_unit"] == "rms":  # r directions change the product by Muon's RMS
         scale *= math.sqrt(min(m, n) / min(A.shape[1], m, n))
+
     e = torch.as_tensor(group["lr"] * scale, dtype=wide, device=A.device).expand(len(pairs))
     keep = 1 - group["lr"] * group["weight_decay"]
     if group["leash"] is not None:
@@ -289,17 +348,23 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         far = torch.where(norms > 0, group["leash"] * norms / F_MAX, torch.inf)
         e = torch.minimum(e, far / 2)  # a rate above that would not keep the leash
         keep = (1 - e / far)[:, None, None]
-    size, e = e.double(), e[:, None, None]
+
+    size = e.double()
+    e = e[:, None, None]
+
     step = product_step(A, B, U_A, U_B, e, s, group)
     # B alone decays: A would vanish where its directions do, and with it the step's inverse.
     for side, (unit, old_share) in enumerate(((step.dA / keep, 1.0), (step.dB, keep))):
         new = old_share * old[side] - (e / s) * unit.to(wide)
         if mask is not None:
             new = torch.where(mask, new, old[side])
+
         seed = rounding_seed(group["step"], pairs[0].number + side, 0)
         _write([pair.sides[side] for pair in pairs], new, seed)
+
     names = [group["name"]] * len(pairs)
     stats.add_blocks(names, step.filtered._replace(passed=step.moved), size, m * n)
+
     for k in range(0, len(pairs), -(-len(pairs) // SAMPLE_WINDOWS)):
         seen = grads[k][1] if mask is None else torch.where(mask[k], grads[k][1].flatten(1), 0.0)
         stats.add_sample(group["name"], step.dB[k], seen)
@@ -324,11 +389,13 @@ def _write(targets: list[Tensor], values: Tensor, seed: int | None) -> None:
         rounded = torch.empty_like(values, dtype=torch.bfloat16)
         round_stochastically(values, rounded, seed)
         values = rounded
+
     parts = [x.view(p.shape) for x, p in zip(values.unbind(), targets, strict=True)]
     for k, p in enumerate(targets):
         if isinstance(p, DTensor):
             copies = [Replicate()] * p.device_mesh.ndim
             shared = DTensor.from_local(parts[k], p.device_mesh, copies, run_check=False)
             parts[k] = shared.redistribute(placements=p.placements).to_local()
+
     local = [p.to_local() if isinstance(p, DTensor) else p for p in targets]
     torch._foreach_copy_(local, parts)  # pyright: ignore

@@ -34,11 +34,20 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
     norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)
+
     A = torch.bmm(X, X.mT)
     concentration = A.float().square().sum((1, 2))
     m, n = X.shape[1:]
     steps = filter.steepest_steps(m, n)
-    plan = cheapest_plan(m, n, steps, torch.finfo(X.dtype).eps / 2, SYRK)
+
+    plan = cheapest_plan(
+        m,
+        n,
+        steps,
+        torch.finfo(X.dtype).eps / 2,
+        SYRK,
+    )
+
     t = None if filter.cutoff is None else _rescale_to_bound(X, A, filter)
     with _no_subnormals(X):
         for segment in plan:
@@ -47,8 +56,11 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
                 for k in range(len(triples)):
                     triple, t = aim(t)
                     triples[k] = tuple(x[:, None, None] for x in triple)
+
             run = _gram_segment if segment.form == "gram" else _standard_segment
-            X, A = run(X, A, triples), None
+            X = run(X, A, triples)
+            A = None
+
     return Filtered(X, norm, concentration, _sum_of_squares(X))
 
 
@@ -60,6 +72,7 @@ def _no_subnormals(X: Tensor) -> Iterator[None]:
     if flushed:  # unless the user has turned it on, or it does not exist here
         tiny = torch.full((), torch.finfo(torch.float32).tiny / 8)
         flushed = bool(tiny * 1 != 0) and torch.set_flush_denormal(True)
+
     try:
         yield
     finally:
@@ -74,6 +87,7 @@ def normalize(X: Tensor) -> Tensor:
     largest = torch.finfo(X.dtype).max  # the reciprocal of a norm below 3e-39 must stay finite
     inverse = norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0)
     X.mul_(inverse.to(X.dtype)[:, None, None])
+
     return norm
 
 
@@ -93,11 +107,13 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     inverse = bound.reciprocal().masked_fill(bound == 0, 0.0)[:, None, None]
     X.mul_(inverse.to(X.dtype))
     A.mul_(inverse.square().to(A.dtype))
+
     assert filter.cutoff is not None
     if filter.cutoff == "noise":
         t = noise_edge(*X.shape[1:]) * inverse[:, 0, 0]
     else:
         t = filter.cutoff * largest_eigenvalue(S).pow(0.25) * inverse[:, 0, 0]
+
     return t.masked_fill(bound == 0, FIXED_POINT)
 
 
@@ -110,9 +126,11 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))
     k = torch.arange(1, m + 1, device=S.device, dtype=S.dtype)
     irregular = (0.7 * k * k).sin()[:, None]
+
     v = torch.cat([column, S @ irregular.expand(B, m, 1)], dim=2)
     for _ in range(_POWER_STEPS):
         v = torch.bmm(S, v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny))
+
     return v.norm(dim=1).amax(1)
 
 
@@ -121,24 +139,30 @@ def _standard_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tens
     for a, b, c in triples:
         A = torch.bmm(X, X.mT) if A is None else A
         torch.bmm(_combine(A, b, c), X, out=spare)
+
         if not isinstance(a, float):
             spare.addcmul_(X, a.to(X.dtype))
         elif a:
             spare.add_(X, alpha=a)
+
         X, spare, A = spare, X, None
+
     return X
 
 
 def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     """Iterate R = X X^T: with Z = a I + b R + c R R, all of them polynomials of R and so commuting,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
-    R, Q = torch.bmm(X, X.mT) if A is None else A, None
+    R = torch.bmm(X, X.mT) if A is None else A
+    Q = None
     for k, (a, b, c) in enumerate(triples):
         Z = _combine(R, b, c)
         Z.diagonal(dim1=1, dim2=2).add_(a if isinstance(a, float) else a[:, 0].to(Z.dtype))
         Q = Z if Q is None else torch.bmm(Q, Z)
+
         if k < len(triples) - 1:
             R = torch.bmm(torch.bmm(R, Z), Z)
+
     assert Q is not None
     return torch.bmm(Q, X)
 
@@ -146,9 +170,11 @@ def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
 def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
     if isinstance(c, float) and c == 0:
         return A * b
+
     S = _square(A)
     if isinstance(b, Tensor) and isinstance(c, Tensor):
         return S.mul_(c.to(S.dtype)).addcmul_(A, b.to(S.dtype))
+
     return S.mul_(c).add_(A, alpha=b)  # pyright: ignore[reportArgumentType]
 
 
@@ -157,6 +183,7 @@ def _keep_rank(X: Tensor, rank: int, norm: Tensor) -> Filtered:
     rounding = torch.finfo(S.dtype).eps * X.shape[2]  # a direction below it is not in the data
     keep = (torch.arange(S.shape[1], device=S.device) < rank) & (rounding < S)
     kept = torch.bmm(U * keep[:, None, :], Vh)
+
     return Filtered(kept.to(X.dtype), norm, S.pow(4).sum(1), keep.sum(1).float())
 
 

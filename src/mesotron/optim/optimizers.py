@@ -136,21 +136,43 @@ class RoutedOptimizer(torch.optim.Optimizer):
             word = "maximize" if maximize else "differentiable"
             fix = "negate the loss" if maximize else "a step here is never part of a graph"
             raise ValueError(f"{word}=True is not supported: {fix}")
+
         self._aux = aux = aux or self.default_aux
         if aux not in AUXILIARY_RULES:
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
+
         self._stats = StepStats()
         self._fused: dict[torch.device, tuple[FusedStep, int]] = {}
         self._replay: Replay | None = None
+
         defaults = {
-            "rule": self.rule, "view": None, "name": None, "pairs": None, "step": 0, "lr": lr,
-            "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
-            "scale": scale, "filter": filter or ("pion" if self.rule == "pion" else "muon"),
-            "steps": steps, "promote": promote, "cutoff": cutoff, "rank": rank, "betas": betas,
-            "eps": eps, "beta2": beta2, "leash": leash, "start_norms": None, "lora_unit": lora_unit,
-            "dtype": dtype, "momentum_dtype": momentum_dtype, "batched": batched,
+            "rule": self.rule,
+            "view": None,
+            "name": None,
+            "pairs": None,
+            "step": 0,
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "scale": scale,
+            "filter": filter or ("pion" if self.rule == "pion" else "muon"),
+            "steps": steps,
+            "promote": promote,
+            "cutoff": cutoff,
+            "rank": rank,
+            "betas": betas,
+            "eps": eps,
+            "beta2": beta2,
+            "leash": leash,
+            "start_norms": None,
+            "lora_unit": lora_unit,
+            "dtype": dtype,
+            "momentum_dtype": momentum_dtype,
+            "batched": batched,
             "fused": fused,
-        }  # fmt: skip
+        }
+
         super().__init__(split_by_rank(params, rule=self.rule, aux=aux), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -160,14 +182,19 @@ class RoutedOptimizer(torch.optim.Optimizer):
             if group["leash"] is not None:  # toward the start instead of toward zero
                 spectral = group["rule"] not in AUXILIARY_RULES
                 group |= {"weight_decay": 0.0} if spectral else {"leash": None}
+
             try:
                 check_group(group)
                 group["view"] = group["view"] or default_view(group)
             except ValueError:
                 self.param_groups.pop()
                 raise
-            name, taken, number = group["name"] or group["rule"], self.param_groups[:-1], 2
+
+            name = group["name"] or group["rule"]
+            taken = self.param_groups[:-1]
+            number = 2
             group["name"] = name
+
             while any(other["name"] == group["name"] for other in taken):
                 group["name"], number = f"{name}_{number}", number + 1
 
@@ -177,11 +204,15 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch's own, which no rule here reads
+
         for group in self.param_groups:  # a checkpoint may be older than an option
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
+
         # Kernel plans would point at buffers that were replaced.
-        self._stats, self._fused, self._replay = StepStats(), {}, None
+        self._stats = StepStats()
+        self._fused = {}
+        self._replay = None
 
     @_disable_dynamo  # a compiled step runs as it is: tracing would not end
     @torch.no_grad()
@@ -191,14 +222,19 @@ class RoutedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+
         for group in self.param_groups:
             group["step"] += 1
+
         stats = StepStats()
         if self._replay is not None and self._replay.run(self.param_groups, self.state, stats):
             self._stats = stats
             return loss
+
         self._replay = None
-        work, pairs = sort_parameters(self.param_groups), find_pairs(self.param_groups)
+        work = sort_parameters(self.param_groups)
+
+        pairs = find_pairs(self.param_groups)
         if not any(work) and not pairs:
             params = [p for group in self.param_groups for p in group["params"]]
             if params and not any(p.requires_grad for p in params):
@@ -206,33 +242,45 @@ class RoutedOptimizer(torch.optim.Optimizer):
                     f"none of the optimizer's {len(params)} parameters requires a gradient: build "
                     "it after the model is wrapped (LoRA) or frozen"
                 )
+
         for device, places in work.spectral.items():
             members = [
                 Member(
-                    p, dense_grad(p), momentum_of(self.state[p], p, group), group, number,
+                    p,
+                    dense_grad(p),
+                    momentum_of(self.state[p], p, group),
+                    group,
+                    number,
                     lines_of(self.state[p], p, group),
                 )
                 for p, group, number in places
-            ]  # fmt: skip
+            ]
             for member in members:
                 keep_start(self.state[member.param], member.param, member.group)
+
             leashed = [m for m in members if m.group["leash"] is not None]
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
                     members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._jobs(members, stats), stats)
+
             self._pull_to_start(leashed)
+
         plans = [self._fused[device][0] for device in work.spectral if device in self._fused]
         beside = work.auxiliary or work.sharded or pairs
+
         beside = beside or any(group["leash"] is not None for group in self.param_groups)
         if len(work.spectral) == len(plans) == 1 and not beside:
             self._replay = plans[0].replayed(self.param_groups, self.state)
+
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)
+
         step_pairs(pairs, self.state, stats)
         if work.sharded:
             names = [group["name"] for group in self.param_groups]
             sharded_step(self.state, names, work.sharded, stats)
+
         self._stats = stats
         return loss
 
@@ -245,13 +293,16 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["leash"] is None:
                 continue
+
             if group["pairs"] is not None:
                 far = product_distances(group)
             else:
                 each = (distance(p, self.state[p], group) for p in group["params"])
                 far = [value for value in each if value is not None]
+
             if far:
                 stats[f"{group['name']}/distance"] = max(far)
+
         return stats
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,11 +312,13 @@ class RoutedOptimizer(torch.optim.Optimizer):
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
+
         params = [p for g in self.param_groups for p in g["params"]]
         for index, p in zip(saved, params, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
                 if key == "step" and not isinstance(value, Tensor):  # as PyTorch once saved it
                     self.state[p][key] = torch.tensor(float(value), device=p.device)
+
                 if isinstance(value, Tensor):
                     loaded = self.state[p][key]
                     if value.dtype != loaded.dtype or loaded.device != p.device:
@@ -274,10 +327,17 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def _pull_to_start(self, members: list[Member]) -> None:
         finite = gradients_finite([m.grad for m in members]) if members else ()
         for member, ok in zip(members, finite, strict=True):
-            state, group = self.state[member.param], member.group
+            state = self.state[member.param]
+            group = member.group
             if not on_host(ok) or ok:
                 seed = rounding_seed(group["step"], member.number, 2**31)
-                pull(member.param, state, group, None if on_host(ok) else ok, seed)
+                pull(
+                    member.param,
+                    state,
+                    group,
+                    None if on_host(ok) else ok,
+                    seed,
+                )
 
     def _fused_step(
         self, device: torch.device, members: list[Member], work: Work, stats: StepStats
@@ -288,22 +348,37 @@ class RoutedOptimizer(torch.optim.Optimizer):
         from mesotron.optim.triton.step import FusedStep
 
         keys = [key for key in work.auxiliary if key[1] == device]
+
         beside = []
         for key in keys:
             for p, group, _ in work.auxiliary[key]:
                 if group["rule"] == "adamw" and not self.state[p]:
                     self.state[p] = adamw_state(p)
-            beside.append([Vector(p, dense_grad(p), self.state[p], g, number)
-                           for p, g, number in work.auxiliary[key]])  # fmt: skip
+
+            beside.append(
+                [
+                    Vector(
+                        p,
+                        dense_grad(p),
+                        self.state[p],
+                        g,
+                        number,
+                    )
+                    for p, g, number in work.auxiliary[key]
+                ]
+            )
+
         plan, made = self._fused.get(device, (None, 0))
         if plan is None or not plan.fits(members, beside):
             # A capture pays if plans last: wait twice as long for it after each new one.
             plan = FusedStep(members, beside, patience=2 ** min(made, 16))
             self._fused[device] = plan, made + 1
+
         members = plan.run(members, beside, stats)
         for key, taken in zip(keys, plan.beside, strict=True):
             if taken:
                 del work.auxiliary[key]
+
         return members
 
     def _jobs(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
@@ -315,6 +390,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             finite = _report_finite(batch[0].group["name"], [m.grad for m in batch], stats)
             pairs = zip(batch, finite.tolist() if on_host(finite) else finite, strict=True)
             jobs += [LocalJob(m, None if ok is True else ok) for m, ok in pairs if ok is not False]
+
         return jobs
 
     def _auxiliary_step(self, places: list[Place], stats: StepStats) -> None:
@@ -322,16 +398,28 @@ class RoutedOptimizer(torch.optim.Optimizer):
         non-finite gradient is skipped alone; elsewhere the whole group skips the step."""
         group = places[0].group
         finite = _report_finite(group["name"], [dense_grad(x.param) for x in places], stats)
+
         found_inf = None
         if finite.device.type == "cpu":
             places = [place for place, ok in zip(places, finite.tolist(), strict=True) if ok]
         elif finite.device.type != "meta":
             found_inf = (~finite.all()).float()
+
         if places:
             params = [place.param for place in places]
-            grads, states = [dense_grad(p) for p in params], [self.state[p] for p in params]
+            grads = [dense_grad(p) for p in params]
+            states = [self.state[p] for p in params]
             streams = [rounding_seed(0, place.number, 0) for place in places]
-            batch = Batch(params, grads, states, group, found_inf, streams)
+
+            batch = Batch(
+                params,
+                grads,
+                states,
+                group,
+                found_inf,
+                streams,
+            )
+
             STEPS[group["rule"]](batch, stats)
 
 
@@ -406,11 +494,13 @@ class AdamW(RoutedOptimizer):
 def _report_finite(name: str, grads: list[Tensor], stats: StepStats) -> Tensor:
     finite = gradients_finite(grads)
     stats.finite.append(([name] * len(grads), finite))
+
     if finite.device.type == "cpu" and not finite.all():  # elsewhere reading it would wait
         text = (
             "%d of %d gradients in group %r are not finite: their parameters keep values and state"
         )
         _log.warning(text, int((~finite).sum()), len(grads), name)
+
     return finite
 
 
@@ -491,8 +581,12 @@ def adamw(model: nn.Module, lr: Lr = 1e-3, **options: Any) -> AdamW:
 
 
 BUILDERS = {
-    "muon": muon, "pion": pion, "normuon": normuon, "muon_sgd": muon_sgd, "adamw": adamw,
-}  # fmt: skip
+    "muon": muon,
+    "pion": pion,
+    "normuon": normuon,
+    "muon_sgd": muon_sgd,
+    "adamw": adamw,
+}
 _ROUTING_OPTIONS = ("per_head", "overrides", "modalities", "lora")
 
 
@@ -501,9 +595,12 @@ def _build(
 ) -> Any:
     routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
     rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
-    aux, model = rest.get("aux") or cls.default_aux, model_behind(model)
+    aux = rest.get("aux") or cls.default_aux
+    model = model_behind(model)
+
     if aux_lr is None and aux == "sgd":
         aux_lr = SGD_LR
+
     table = route(model, matrix=cls.rule, aux=aux, **routing)
     if rest.get("leash") is not None:
         alone = [r for r in table if r.rule in SPECTRAL_RULES and r.role in ("lora_A", "lora_B")]
@@ -513,14 +610,17 @@ def _build(
             raise ValueError(
                 "leash needs matrices under a spectral rule: AdamW's steps are not bounded"
             )
+
     groups = []
     for group in table.groups(model):
         # aux_lr is in the unit of the auxiliary rule; a matrix of another rule keeps lr.
         rate = lr if group["rule"] != aux or aux_lr is None else aux_lr
         scale = group.pop("lr_scale")
         group["lr"] = rate if scale == 1 else rate * scale
+
         if group["view"].startswith("product"):
             group |= pair_up(model, group, norms=rest.get("leash") is not None)
+
         for vectors in (False, True):  # norm weights and biases apart, without weight decay
             picked = [i for i, p in enumerate(group["params"]) if (p.ndim < 2) == vectors]
             if picked:
@@ -528,6 +628,8 @@ def _build(
                 if vectors:
                     half |= {"name": f"{group['name']}_vectors", "weight_decay": 0.0}
                 groups.append({**group, **half})
+
     optimizer = cls(groups, lr=lr, **rest)
     optimizer.table = table
+
     return optimizer

@@ -44,14 +44,17 @@ def import_state(
     """
     if form not in ("mean", "sum"):
         raise ValueError(f"form={form!r} must be 'mean' (mu M + (1 - mu) G) or 'sum' (mu M + G)")
+
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     imported = 0
     for p, state in _states(source, params):
         if p not in groups:
             raise ValueError("the source holds other parameters: build both from the same model")
+
         if state:
             optimizer.state[p].update(_translate(p, state, groups[p], form))
             imported += 1
+
     return imported
 
 
@@ -61,9 +64,11 @@ def _states(
     if isinstance(source, torch.optim.Optimizer):
         held = [p for group in source.param_groups for p in group["params"]]
         return [(p, source.state.get(p, {})) for p in held]
+
     indices = [i for group in source["param_groups"] for i in group["params"]]
     if params is None or len(params) != len(indices):
         raise ValueError(f"pass params= with the {len(indices)} parameters of the state_dict")
+
     return [(p, source["state"].get(i, {})) for p, i in zip(params, indices, strict=True)]
 
 
@@ -74,12 +79,14 @@ def _translate(
         moments = {key: _like(p, state, key) for key in ("exp_avg", "exp_avg_sq")}
         step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
         return {"step": step.clone(), **moments}
+
     momentum = _like(p, state, "momentum" if "momentum" in state else "momentum_buffer")
     if group["rule"] in SPECTRAL_RULES:
         momentum = momentum.to(momentum_dtype(group, p.dtype))
         if form == "sum":
             momentum = momentum * (1 - group["momentum"])
         return {"momentum_buffer": momentum}
+
     return {**sgd_state(p), "momentum_buffer": momentum}
 
 
@@ -91,5 +98,15 @@ def _like(p: Tensor, state: Mapping[str, Any], key: str) -> Tensor:
         )
     if state[key].numel() != p.numel():
         raise ValueError(f"{key} has shape {tuple(state[key].shape)}, not {tuple(p.shape)}")
+
     dtype = wide_dtype(p.dtype)
-    return state[key].detach().to(device=p.device, dtype=dtype, copy=True).view(p.shape)
+    return (
+        state[key]
+        .detach()
+        .to(
+            device=p.device,
+            dtype=dtype,
+            copy=True,
+        )
+        .view(p.shape)
+    )

@@ -32,11 +32,13 @@ class _Blocks(NamedTuple):
     def columns(self) -> Tensor:
         """[B, 7]: the first columns of `StepStats.totals` for each block."""
         # A block without a gradient (an expert without tokens) says nothing about the filter.
-        live, passed = self.filtered.norm > 0, self.filtered.passed.double()
+        live = self.filtered.norm > 0
+        passed = self.filtered.passed.double()
         step_size = move(self.step_size.double(), passed.device)
         one = torch.ones_like(passed)
         seen = (one, self.filtered.concentration.double(), passed, passed < DEAD_NORM**2)
         moved = (passed * step_size.square(), one * self.numel, one)
+
         return torch.stack([*moved, *(torch.where(live, x, 0.0) for x in seen)], dim=1)
 
 
@@ -67,7 +69,8 @@ class StepStats:
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
         # In float64, where the square of 1e30 is an ordinary number.
-        x, g = update.flatten().double(), gradient.flatten().double()
+        x = update.flatten().double()
+        g = gradient.flatten().double()
         length = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(g)
         cosine = (x.dot(g) / length).masked_fill(length == 0, 0.0)
         self.cosines.append(([group], cosine[None]))
@@ -94,26 +97,33 @@ class StepStats:
         lazy = [_Blocks(groups, *blocks()) for groups, blocks, _ in self.lazy]
         for record in (*self.blocks, *lazy):
             add(record.groups, 0, record.columns())
+
         for group, rms, count in self.updates:
             square = rms.double().square() * count
             add([group], 7, torch.stack([square, torch.full_like(square, count)])[None])
+
         for groups, cosines in (*self.cosines, *((g, c()) for g, _, c in self.lazy)):
             add(groups, 9, torch.stack([cosines, torch.ones_like(cosines)], dim=1))
+
         for groups, totals in self.shared:
             add(groups, 0, totals)
+
         return sums
 
     def read(self) -> dict[str, float]:
         listed = (*self.blocks, *self.cosines, *self.shared, *self.lazy)
         names = sorted({n for groups, *_ in listed for n in groups} | {u[0] for u in self.updates})
+
         out: dict[str, float] = {}
         for name, row in zip(names, self.totals(names, torch.device("cpu")).tolist(), strict=True):
             out |= {f"{name}/{key}": value for key, value in _means(row).items()}
+
         out["skipped"] = 0.0
         for groups, finite in self.finite:
             for group, ok in zip(groups, finite.tolist(), strict=True):
                 for key in ("skipped", f"{group}/skipped"):
                     out[key] = out.get(key, 0.0) + (not ok)
+
         return out
 
 
@@ -122,14 +132,22 @@ def _means(row: list[float]) -> dict[str, float]:
     out: dict[str, float] = {}
     if blocks:
         out["update_rms"] = (moved / elements) ** 0.5
-        sums = {"concentration": concentration, "passed_rank": passed, "dead_blocks": dead}
+        sums = {
+            "concentration": concentration,
+            "passed_rank": passed,
+            "dead_blocks": dead,
+        }
+
         out |= {name: total / max(live, 1) for name, total in sums.items()}
         out["blocks"] = blocks
+
     if count:
         out["update_rms"] = (square / count) ** 0.5
+
     if pairs:
         # The step is minus the update, so descent is a cosine above zero.
         out["cosine"] = cosine / pairs
+
     return out
 
 

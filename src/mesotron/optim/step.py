@@ -57,23 +57,34 @@ class LocalJob:
     that masks the step, None if the gradient is known to be finite."""
 
     def __init__(self, member: Member, finite: Tensor | None) -> None:
-        self.group, self.number, self.finite = member.group, member.number, finite
+        self.group = member.group
+        self.number = member.number
+        self.finite = finite
         view = View.parse(member.group["view"])
         tensors = (member.param, member.grad, member.momentum)
         self.windows, self._grads, self._momenta = (view.windows(tensor) for tensor in tensors)
         self.lines = None
+
         if member.lines is not None:
             shapes = [(w.num, w.block_shape[1]) for w in self.windows]
             parts = member.lines.split([num * long for num, long in shapes])
             self.lines = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def pack(self, index: int, out: Tensor) -> None:
-        G, M = self._grads[index].wide, self._momenta[index].wide
+        G = self._grads[index].wide
+        M = self._momenta[index].wide
         out.copy_(update_momentum(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
         seed = rounding_seed(self.group["step"], self.number, index)
-        step_weights(self.windows[index].wide, filtered, step_size, self.group, self.finite, seed)
+        step_weights(
+            self.windows[index].wide,
+            filtered,
+            step_size,
+            self.group,
+            self.finite,
+            seed,
+        )
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
@@ -86,13 +97,15 @@ def update_momentum(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor
     G = grad.to(momentum.dtype)
     if finite is not None:
         G = torch.where(finite, G, momentum)
+
     momentum.lerp_(G, 1 - group["momentum"])
     return direction(G, momentum, group)
 
 
 def direction(grad: Tensor, momentum: Tensor, group: Group) -> Tensor:
     """The filter's input: U = (1 - mu) G + mu M with Nesterov, else M; M is updated already."""
-    mu, nesterov = group["momentum"], group["nesterov"]
+    mu = group["momentum"]
+    nesterov = group["nesterov"]
     return grad.to(momentum.dtype).lerp(momentum, mu) if nesterov else momentum
 
 
@@ -106,8 +119,10 @@ def step_weights(
         values = W.float() * (1 - decay * mask) - X.float() * (step_size * mask)
         round_stochastically(values, W, seed)
         return
+
     if isinstance(decay, Tensor) or decay:
         W.mul_(1 - (decay if finite is None else decay * finite))
+
     if isinstance(step_size, Tensor):
         W.addcmul_(X, step_size if finite is None else step_size * finite, value=-1)
     elif finite is None:
@@ -155,10 +170,12 @@ def lines_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor | None:
     """NorMuon's second moments, created on first use; one vector for all blocks."""
     if group["rule"] != "normuon":
         return None
+
     if "line_moment" not in state:
         windows = View.parse(group["view"]).windows(p)
         size = sum(w.num * w.block_shape[1] for w in windows)
         state["line_moment"] = torch.zeros(size, dtype=wide_dtype(p.dtype), device=p.device)
+
     return state["line_moment"]
 
 
@@ -169,6 +186,7 @@ def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torc
         return torch.float64
     if group_filter(group).rank is not None:
         return torch.float32  # an SVD has no use for fewer bits
+
     return filter_dtype(device)
 
 
@@ -182,51 +200,67 @@ def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
             beta2 = None if job.lines is None else job.group["beta2"]
             key = (group_filter(job.group), window.block_shape, dtype, device, beta2, alone)
             buckets[key].append((job, index))
+
     for key, members in buckets.items():
         _, (m, n), dtype, *_ = key
-        part, size = [], 0
+        part = []
+
+        size = 0
         for job, index in members:
             added = job.windows[index].num * m * n * dtype.itemsize
             if part and size + added > _BATCH_BYTES:
                 _run_batch(part, key, stats)
-                part, size = [], 0
+                part = []
+                size = 0
+
             part.append((job, index))
             size += added
+
         _run_batch(part, key, stats)
 
 
 def _run_batch(members: list[tuple[Job, int]], key: tuple, stats: StepStats) -> None:
     filter, shape, dtype, device, beta2, _ = key
     counts = [job.windows[index].num for job, index in members]
+
     X = torch.empty(sum(counts), *shape, dtype=dtype, device=device)
     for (job, index), block in zip(members, X.split(counts), strict=True):
         job.pack(index, block.view(job.windows[index].wide.shape))
+
     filtered = apply_filter(X, filter)
     if beta2 is not None:
         filtered = filtered._replace(X=_normalize_lines(filtered.X, members, beta2))
+
     # The cosine is sampled on a few windows of each group, evenly spaced over the layers.
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for job, index in members:
         by_group[job.group["name"]].append((id(job), index))
+
     sampled = {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_WINDOWS)]}
     sizes: list[float | Tensor] = []
+
     names: list[str] = []
     for (job, index), block in zip(members, filtered.X.split(counts), strict=True):
-        window, name = job.windows[index], job.group["name"]
+        window = job.windows[index]
+        name = job.group["name"]
         size = job.group["lr"] * step_scale(job.group["scale"], window.rows, window.cols)
         wide = block.view(window.wide.shape)
         job.apply(index, wide, size)
+
         if (id(job), index) in sampled:
             rows = slice(None, None, max(1, wide.shape[3] // SAMPLE_ROWS))
             gradient = job.sample(index, rows)
             if gradient is not None:
                 stats.add_sample(name, wide[:, :, :, rows], gradient)
+
         sizes += [size] * window.num
         names += [name] * window.num
+
     if any(isinstance(size, Tensor) for size in sizes):
         vector = torch.stack([torch.as_tensor(size, device=device) for size in sizes])
     else:
         vector = torch.tensor(sizes)  # stays on the host, where creating it waits for nothing
+
     stats.add_blocks(names, filtered, vector, shape[0] * shape[1])
 
 
@@ -236,6 +270,7 @@ def _normalize_lines(X: Tensor, members: list[tuple[Job, int]], beta2: float) ->
     states = [job.lines[index] for job, index in members if job.lines is not None]
     masks = [job.finite for job, _ in members]
     V = torch.cat(states)  # [B, n]
+
     new = V.lerp(X.to(V.dtype).square().mean(1), 1 - beta2)
     if masks[0] is not None:
         each = [
@@ -244,8 +279,10 @@ def _normalize_lines(X: Tensor, members: list[tuple[Job, int]], beta2: float) ->
             if mask is not None
         ]
         new = torch.where(torch.cat(each)[:, None], new, V)
+
     torch._foreach_copy_(states, list(new.split([len(state) for state in states])))  # pyright: ignore
     scaled = X / (new.sqrt() + _LINE_EPS)[:, None, :].to(X.dtype)
     norms = [torch.linalg.vector_norm(x, dim=(1, 2), dtype=V.dtype) for x in (X, scaled)]
     ratio = torch.where(norms[1] > 0, norms[0] / norms[1], 0.0)
+
     return scaled * ratio[:, None, None].to(X.dtype)

@@ -82,10 +82,12 @@ class View:
         parts = [] if self.layout == "matrix" else [self.layout]
         if self.transposed:
             parts.append("T")
+
         if self.axis is not None:
             groups = f"{self.groups}{'*' if self.apart else '%'}" if self.groups else ""
             cut = "+".join(map(str, self.sizes)) or str(self.parts or self.num)
             parts.append(f"{self.axis}:{groups}{cut}")
+
         return "/".join(parts) or "whole"
 
     @staticmethod
@@ -106,6 +108,7 @@ class View:
                     f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:8', 'rows:896+128+128', "
                     "'rows:32%3' or 'rows:8%256+64+64', after 'conv/', 'stack/' or 'T/' if needed"
                 )
+
         return View(**fields)
 
     def windows(self, tensor: Tensor) -> list[Window]:
@@ -113,55 +116,90 @@ class View:
         base = self._matrices(tensor)
         if self.axis is None:
             return [_window(base)]
+
         rows = self.axis == "rows"
         length = base.shape[3] if rows else base.shape[5]
         self._check(length, tuple(tensor.shape))
         if self.sizes:
             return self._uneven(base, rows)
+
         groups, parts = (self.groups, self.parts) if self.parts else (1, self.num)
         fields = (groups, parts, length // (groups * parts))
+
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         if rows:
             cut = matrices.unflatten(1, fields)  # [stack, groups, parts, inner, cols]
             return [_window(cut.transpose(1, 2).unsqueeze(4))]
+
         cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
-        return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
+        return [
+            _window(
+                cut.permute(
+                    0,
+                    3,
+                    1,
+                    2,
+                    4,
+                ).unsqueeze(2)
+            )
+        ]
 
     def _uneven(self, base: Tensor, rows: bool) -> list[Window]:
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         cut = matrices.unflatten(1 if rows else 2, (self.groups or 1, sum(self.sizes)))
-        windows, start = [], 0
+        windows = []
+
+        start = 0
         for size in self.sizes:
             part = cut.narrow(2 if rows else 3, start, size)
             start += size
+
             if rows:  # [stack, groups, size, cols]
                 strided = part[:, :, None, :, None] if self.apart else part[:, None, :, :, None]
             elif self.apart:  # [stack, rows, groups, size]
                 strided = part.transpose(1, 2)[:, :, None, :, None]
             else:
                 strided = part[:, None, None]
+
             windows.append(_window(strided))
+
         return windows
 
     def _matrices(self, tensor: Tensor) -> Tensor:
         if tensor.ndim < 2:  # replaced after the optimizer was built
             raise ValueError(f"{tuple(tensor.shape)} is flat, as with DeepSpeed ZeRO; {FSDP2}")
+
         if self.layout == "conv":
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]
             kernel = tensor.view(out, inputs, -1)[None, None, None]
-            return kernel.permute(0, 1, 4, 5, 2, 3) if self.transposed else kernel
+            return (
+                kernel.permute(
+                    0,
+                    1,
+                    4,
+                    5,
+                    2,
+                    3,
+                )
+                if self.transposed
+                else kernel
+            )
+
         if self.layout == "matrix" and tensor.ndim != 2:
             raise ValueError(f"{tuple(tensor.shape)} is not one matrix: use view 'conv' or 'stack'")
+
         stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])
         if self.transposed:
             stacked = stacked.transpose(1, 2)
+
         (b, m, n), (x, y, z) = stacked.shape, stacked.stride()
         return stacked.as_strided((b, 1, 1, m, 1, n), (x, x, x, y, y, z))  # quicker than indexing
 
     def _check(self, length: int, shape: tuple[int, ...]) -> None:
         if self.layout == "conv":
             raise ValueError(f"view '{self}': a convolution cannot be cut into {self.axis}")
+
         whole = (self.groups or 1) * (sum(self.sizes) or self.parts or self.num)
         fits = whole == length if self.sizes else length % whole == 0
         if not fits:
@@ -176,8 +214,10 @@ def _cut_fields(axis: str, groups: str | None, sign: str | None, cut: str) -> di
     fields: dict[str, object] = {"axis": axis}
     if groups is not None:
         fields |= {"groups": int(groups), "apart": sign == "*"}
+
     if len(sizes) > 1 or sign == "*":
         return fields | {"sizes": tuple(sizes)}
+
     return fields | {"parts" if groups else "num": sizes[0]}
 
 

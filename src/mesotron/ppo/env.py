@@ -60,6 +60,7 @@ class SnakeEnv:
         key, start = jax.random.split(key)
         game, timestep = self.game.reset(start)
         zero = jnp.zeros((), jnp.int32)
+
         return EnvState(game, key, zero, zero), self._observe(game, timestep.observation.grid)
 
     def step(self, state: EnvState, action: Array) -> tuple[EnvState, Step]:
@@ -75,7 +76,16 @@ class SnakeEnv:
         final = self._observe(game, timestep.observation.grid)
         fresh, first = self.reset(state.key)
         state, observation = select(terminated | truncated, (fresh, first), (played, final))
-        step = Step(observation, final, reward, terminated, truncated, played.fruit, played.length)
+
+        step = Step(
+            observation,
+            final,
+            reward,
+            terminated,
+            truncated,
+            played.fruit,
+            played.length,
+        )
         return state, step
 
     def _observe(self, game: Any, grid: Array) -> Observation:

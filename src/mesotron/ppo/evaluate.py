@@ -19,9 +19,12 @@ from mesotron.ppo.policy import Params, apply_policy, mask_logits
 Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
 
 _BASELINE_GAMES = 512
-_PIXELS, _MAX_SIDE = 24, 480  # of a cell, and of a picture
+_PIXELS = 24
+_MAX_SIDE = 480  # of a cell, and of a picture
 _MAX_FRAMES = 800
-_BOARD, _FRUIT, _HEAD = (24, 28, 34), (214, 69, 65), (250, 220, 120)
+_BOARD = (24, 28, 34)
+_FRUIT = (214, 69, 65)
+_HEAD = (250, 220, 120)
 _TAIL_TO_NECK = np.array([(44, 86, 74), (92, 196, 150)], float)
 
 
@@ -56,12 +59,27 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
         latest = Games(step.fruit, step.length, step.fruit == config.most_fruit, step.truncated)
         games = jax.tree.map(lambda a, b: jnp.where(now.ended, a, b), now.games, latest)
         ended = now.ended | step.terminated | step.truncated
-        return _Playing(state, step.observation, key, ended, games)
+
+        return _Playing(
+            state,
+            step.observation,
+            key,
+            ended,
+            games,
+        )
 
     key, start = jax.random.split(key)
     state, observation = jax.vmap(env.reset)(jax.random.split(start, episodes))
-    count, no = jnp.zeros(episodes, jnp.int32), jnp.zeros(episodes, bool)
-    first = _Playing(state, observation, key, no, Games(count, count, no, no))
+    count = jnp.zeros(episodes, jnp.int32)
+    no = jnp.zeros(episodes, bool)
+
+    first = _Playing(
+        state,
+        observation,
+        key,
+        no,
+        Games(count, count, no, no),
+    )
     return jax.lax.while_loop(lambda now: ~now.ended.all(), advance, first).games
 
 
@@ -108,12 +126,18 @@ def measure_baselines(config: SnakeConfig) -> dict[str, float]:
 
     masked, unmasked = (float(x) for x in play(jnp.array([True, False])))
     most = float(config.most_fruit)
-    return {"maximum": most, "random_masked": masked, "random_unmasked": unmasked}
+
+    return {
+        "maximum": most,
+        "random_masked": masked,
+        "random_unmasked": unmasked,
+    }
 
 
 def record_game(params: Params, config: SnakeConfig) -> np.ndarray:
     """The cells of one greedy game, [frames, T, F]; of a long one not every move."""
-    env, act = SnakeEnv(config), act_by_policy(params, config, greedy=True)
+    env = SnakeEnv(config)
+    act = act_by_policy(params, config, greedy=True)
     key = jax.random.PRNGKey(0)
 
     def move(now: Any) -> Any:
@@ -127,12 +151,17 @@ def record_game(params: Params, config: SnakeConfig) -> np.ndarray:
 
     state, observation = jax.jit(env.reset)(key)
     now: Any = (state, observation, observation.cells, jnp.zeros((), bool))
-    cells, stride = [np.asarray(observation.cells)], 1
+    cells = [np.asarray(observation.cells)]
+
+    stride = 1
     while not now[3]:
         if len(cells) > _MAX_FRAMES:  # of a long game every second move, or fourth, or eighth
-            cells, stride = cells[::2], 2 * stride
+            cells = cells[::2]
+            stride = 2 * stride
+
         now = play(now, now[0].length + stride)
         cells.append(np.asarray(now[2]))
+
     return np.stack(cells)
 
 
@@ -142,7 +171,14 @@ def draw_game(cells: np.ndarray, config: SnakeConfig, path: Path) -> None:
 
     shown = [*cells, *[cells[-1]] * 7]  # pause on the last frame
     frames = (Image.fromarray(draw_board(frame, config)) for frame in shown)
-    next(frames).save(path, save_all=True, append_images=frames, duration=80, loop=0)
+
+    next(frames).save(
+        path,
+        save_all=True,
+        append_images=frames,
+        duration=80,
+        loop=0,
+    )
 
 
 def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
@@ -156,9 +192,11 @@ def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
     colors[head > 0] = _HEAD
     board = colors.reshape(config.height, config.width, 3).astype(np.uint8)
     pixels = max(1, min(_PIXELS, _MAX_SIDE // max(config.width, config.height)))
+
     large = board.repeat(pixels, 0).repeat(pixels, 1)
     if pixels > 2:
         large[::pixels] = large[:, ::pixels] = _BOARD  # a line between cells
+
     return large
 
 
@@ -178,18 +216,47 @@ def draw_curves(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
+
     panels: Sequence[Any] = figure.subplots(1, 2, sharey=True)
     for panel, axis in zip(panels, ("steps", "seconds")):
         for name, curve in curves.items():
             x = getattr(curve, axis)
             low, high = bootstrap_band(curve.fruit)
             (line,) = panel.plot(x, curve.fruit.mean(0), label=name)
-            panel.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
+
+            panel.fill_between(
+                x,
+                low,
+                high,
+                alpha=0.2,
+                color=line.get_color(),
+                linewidth=0,
+            )
+
         for name, value in baselines.items():
-            panel.axhline(value, color="grey", linestyle="--", linewidth=0.8)
-            style = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-            panel.text(0.99, value, name.replace("_", " "), fontsize=7, **style)
+            panel.axhline(
+                value,
+                color="grey",
+                linestyle="--",
+                linewidth=0.8,
+            )
+
+            style = {
+                "transform": panel.get_yaxis_transform(),
+                "ha": "right",
+                "va": "bottom",
+            }
+
+            panel.text(
+                0.99,
+                value,
+                name.replace("_", " "),
+                fontsize=7,
+                **style,
+            )
+
         panel.set_xlabel({"steps": "environment steps", "seconds": "seconds"}[axis])
+
     panels[0].set_ylabel("fruit per game")
     panels[0].legend(loc="upper left", fontsize=8)
     figure.suptitle(title)
@@ -202,6 +269,14 @@ def bootstrap_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     if len(values) == 1:
         return values[0], values[0]
+
     rng = np.random.default_rng(0)
-    result = bootstrap((values,), np.mean, n_resamples=2000, method="percentile", rng=rng)
+    result = bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=2000,
+        method="percentile",
+        rng=rng,
+    )
+
     return result.confidence_interval.low, result.confidence_interval.high

@@ -56,7 +56,15 @@ def init_state(key: Array, config: SnakeConfig, hyper: Hyper) -> TrainState:
     params = init_policy(policy_key, config)
     tx = make_optimizer(config, hyper)
     env, observation = jax.vmap(SnakeEnv(config).reset)(jax.random.split(env_key, config.num_envs))
-    return TrainState(params, tx.init(params), env, observation, key, jnp.zeros((), jnp.int32))
+
+    return TrainState(
+        params,
+        tx.init(params),
+        env,
+        observation,
+        key,
+        jnp.zeros((), jnp.int32),
+    )
 
 
 def make_train(config: SnakeConfig) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -76,18 +84,36 @@ def make_train(config: SnakeConfig) -> Callable[..., tuple[TrainState, Metrics]]
         hyper = make_hyper(config) if hyper is None else hyper
         state = init_state(rng, config, hyper)
         num = config.num_updates
-        return run_updates(state, hyper, jnp.int32(num), config=config, max_updates=num)
+
+        return run_updates(
+            state,
+            hyper,
+            jnp.int32(num),
+            config=config,
+            max_updates=num,
+        )
 
     return train
 
 
 def run_updates(
-    state: TrainState, hyper: Hyper, count: Array, pretrained: Params | None = None, *,
-    config: SnakeConfig, max_updates: int,
-) -> tuple[TrainState, Metrics]:  # fmt: skip
+    state: TrainState,
+    hyper: Hyper,
+    count: Array,
+    pretrained: Params | None = None,
+    *,
+    config: SnakeConfig,
+    max_updates: int,
+) -> tuple[TrainState, Metrics]:
     """Make `count` updates; metrics are [max_updates], of which the first `count` are filled. The
     count is traced, so that every chunk runs the same machine code."""
-    update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
+    update = partial(
+        update_once,
+        hyper=hyper,
+        config=config,
+        pretrained=pretrained,
+    )
+
     shapes = jax.eval_shape(lambda s: update(s)[1], state)
     buffers = jax.tree.map(lambda x: jnp.zeros((max_updates, *x.shape), x.dtype), shapes)
 
@@ -105,21 +131,48 @@ def update_once(
     key, play_key, learn_key = jax.random.split(state.key, 3)
     env, observation, steps, last_values, cut_values = play(state, play_key, config)
     advantages = estimate_advantages(
-        steps.rewards, steps.values, steps.terminated, steps.truncated, last_values, cut_values,
-        hyper.gamma, hyper.gae_lambda,
-    )  # fmt: skip
+        steps.rewards,
+        steps.values,
+        steps.terminated,
+        steps.truncated,
+        last_values,
+        cut_values,
+        hyper.gamma,
+        hyper.gae_lambda,
+    )
+
     batch = Batch(
-        steps.observation, steps.actions, steps.rollout_log_probs, advantages,
-        advantages + steps.values, steps.dropout_keys,
-    )  # fmt: skip
+        steps.observation,
+        steps.actions,
+        steps.rollout_log_probs,
+        advantages,
+        advantages + steps.values,
+        steps.dropout_keys,
+    )
+
     params, opt_state, losses = learn(
         state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
     )
-    metrics = losses | _describe(steps, batch, state, config, hyper)
+    metrics = losses | _describe(
+        steps,
+        batch,
+        state,
+        config,
+        hyper,
+    )
+
     moved: Any = jax.tree.map(jnp.subtract, params, state.params)
     size = sum(leaf.size for leaf in jax.tree.leaves(moved))
     metrics["optim/update_rms"] = optax.tree.norm(moved) / math.sqrt(size)
-    return TrainState(params, opt_state, env, observation, key, state.update + 1), metrics
+
+    return TrainState(
+        params,
+        opt_state,
+        env,
+        observation,
+        key,
+        state.update + 1,
+    ), metrics
 
 
 def play(
@@ -128,6 +181,7 @@ def play(
     """Act for S steps in N games; the last two are the bootstrap values of `estimate_advantages`. A
     truncated game keeps its last observation in a separate slot, of which one is enough."""
     env_step = jax.vmap(SnakeEnv(config).step)
+
     # One key per game and rollout, kept with every step, so that the loss drops the same units.
     split = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
     dropout_keys = split if config.dropout else None
@@ -138,10 +192,19 @@ def play(
         actions = jax.random.categorical(key, logits)
         env, step = env_step(env, actions)
         cut = select(step.truncated, step.final_observation, cut)
+
         transition = Transition(
-            seen, actions, log_probs(logits, actions), values, step.reward, step.terminated,
-            step.truncated, step.fruit, step.length, dropout_keys,
-        )  # fmt: skip
+            seen,
+            actions,
+            log_probs(logits, actions),
+            values,
+            step.reward,
+            step.terminated,
+            step.truncated,
+            step.fruit,
+            step.length,
+            dropout_keys,
+        )
         return (env, step.observation, cut), transition
 
     keys = jax.random.split(jax.random.fold_in(key, 1), config.num_steps)
@@ -151,13 +214,19 @@ def play(
     twice = jax.tree.map(lambda keys: jnp.tile(keys, (2, 1)), dropout_keys)
     _, values = apply_policy(state.params, ends, config, twice)
     last_values, cut_values = jnp.split(values, 2)
+
     return env, observation, steps, last_values, cut_values
 
 
 def learn(
-    params: Params, opt_state: Any, batch: Batch, key: Array, config: SnakeConfig, hyper: Hyper,
+    params: Params,
+    opt_state: Any,
+    batch: Batch,
+    key: Array,
+    config: SnakeConfig,
+    hyper: Hyper,
     pretrained: Params | None = None,
-) -> tuple[Params, Any, Metrics]:  # fmt: skip
+) -> tuple[Params, Any, Metrics]:
     """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all steps."""
     tx = make_optimizer(config, hyper)
     data = jax.tree.map(lambda x: by_group(x, config.num_groups), batch)
@@ -165,10 +234,18 @@ def learn(
     def step(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Metrics]:
         params, opt_state = carry
         gradient = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = gradient(params, take(data, index), config, hyper, pretrained)
+        grads, metrics = gradient(
+            params,
+            take(data, index),
+            config,
+            hyper,
+            pretrained,
+        )
+
         metrics["optim/gradient_norm"] = optax.tree.norm(grads)
         updates, opt_state = tx.update(grads, opt_state, params)
         stepped: Any = optax.apply_updates(params, updates)
+
         return (stepped, opt_state), metrics
 
     def epoch(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], Metrics]:
@@ -176,8 +253,10 @@ def learn(
 
     keys = jax.random.split(key, config.update_epochs)
     (params, opt_state), metrics = jax.lax.scan(epoch, (params, opt_state), keys)
-    largest, first = metrics["policy/ratio_max"].max(), metrics["policy/kl"][0, 0]
+    largest = metrics["policy/ratio_max"].max()
+    first = metrics["policy/kl"][0, 0]
     means = jax.tree.map(jnp.mean, metrics)
+
     return params, opt_state, means | {"policy/ratio_max": largest, "policy/mismatch": first}
 
 
@@ -194,6 +273,7 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
     size = config.batch_size // groups
     keys = jax.random.split(key, groups)
     order = jax.vmap(lambda k: jax.random.permutation(k, size))(keys)
+
     return jnp.moveaxis(order.reshape(groups, config.num_minibatches, -1), 1, 0)
 
 
@@ -214,6 +294,7 @@ def _describe(
     unexplained = jnp.var(batch.targets - steps.values)
     made = state.update * config.update_epochs * config.num_minibatches
     rate = hyper.lr if config.rule == "adam" else hyper.muon_lr
+
     return {
         "episode/finished": num.astype(jnp.float32),
         "episode/fruit": jnp.where(ended, steps.fruit, 0).sum() / among,

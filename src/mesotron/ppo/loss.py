@@ -21,9 +21,15 @@ from mesotron.ppo.policy import Params, apply_policy, entropy, log_probs
 
 
 def estimate_advantages(
-    rewards: Array, values: Array, terminated: Array, truncated: Array, last_values: Array,
-    cut_values: Array, gamma: float | Array, gae_lambda: float | Array,
-) -> Array:  # fmt: skip
+    rewards: Array,
+    values: Array,
+    terminated: Array,
+    truncated: Array,
+    last_values: Array,
+    cut_values: Array,
+    gamma: float | Array,
+    gae_lambda: float | Array,
+) -> Array:
     """Advantages [S, N] of a rollout. A game that died has no next value; one stopped by the time
     limit has that of its state before the reset (`cut_values` [N]; at most one such game per
     rollout). `last_values` [N] are those after the rollout."""
@@ -55,9 +61,12 @@ class Batch(NamedTuple):
 
 
 def ppo_loss(
-    params: Params, batch: Batch, config: SnakeConfig, hyper: Hyper,
+    params: Params,
+    batch: Batch,
+    config: SnakeConfig,
+    hyper: Hyper,
     pretrained: Params | None = None,
-) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+) -> tuple[Array, dict[str, Array]]:
     """The loss of one minibatch and its metrics; `pretrained` is the KL reference policy."""
     logits, values = apply_policy(params, batch.observation, config, batch.dropout_keys)
     ratio_log = log_probs(logits, batch.actions) - batch.rollout_log_probs
@@ -67,6 +76,7 @@ def ppo_loss(
     value_loss = 0.5 * jnp.square(values - batch.targets).mean()
     mean_entropy = entropy(logits).mean()
     loss = policy_loss + hyper.vf_coef * value_loss - hyper.ent_coef * mean_entropy
+
     metrics = {
         "loss/policy": policy_loss,
         "loss/value": value_loss,
@@ -79,6 +89,7 @@ def ppo_loss(
         kl = kl_divergence(logits, apply_policy(pretrained, batch.observation, config)[0])
         loss = loss + hyper.kl_coef * kl
         metrics["policy/kl_pretrained"] = kl
+
     return loss, metrics
 
 
@@ -97,5 +108,6 @@ def clipped_loss(ratio: Array, advantages: Array, clip_eps: float | Array) -> Ar
 
 def kl_divergence(logits: Array, reference: Array) -> Array:
     """Mean KL(policy || reference) of two sets of logits [B, 4]."""
-    own, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(reference)
+    own = jax.nn.log_softmax(logits)
+    other = jax.nn.log_softmax(reference)
     return (jnp.exp(own) * (own - jax.lax.stop_gradient(other))).sum(-1).mean()

@@ -27,26 +27,34 @@ _ACTOR_GAIN = 0.01
 
 def init_policy(key: Array, config: SnakeConfig) -> Params:
     """Float32 weights; `mesotron.jax.label(params, overrides=HIDDEN)` prints them."""
-    d, L, hidden = config.d_model, config.num_layers, config.d_model * config.mlp_ratio
+    d = config.d_model
+    L = config.num_layers
+    hidden = config.d_model * config.mlp_ratio
     residual = 1 / math.sqrt(2 * L)
     inner = {name: _Spec((d,), d, L) for name in ("query", "key", "value")}
+
     inner |= {
         "out": _Spec((d,), d, L, residual),
         "up": _Spec((d,), hidden, L),
         "down": _Spec((hidden,), d, L, residual),
     }
-    inputs, outer = NUM_FEATURES, {}
+
+    inputs = NUM_FEATURES
+    outer = {}
     if config.use_cnn:
         outer["conv"] = _Spec((3, 3, NUM_FEATURES), config.cnn_features)
         inputs = config.cnn_features + (NUM_FEATURES if config.cnn_mode == "append" else 0)
+
     outer |= {
         "input": _Spec((inputs,), d),
         "trunk": _Spec((2 * d,), d),
         "actor": _Spec((d,), NUM_ACTIONS, gain=_ACTOR_GAIN),
         "critic": _Spec((d,), 1),
     }
+
     drawn = _init_layers(key, {**outer, **inner})
     gains = {"attention_norm": {"scale": jnp.ones((L, d))}, "mlp_norm": {"scale": jnp.ones((L, d))}}
+
     return {
         **{name: drawn[name] for name in outer},
         "position": {"rows": waves(config.height, d), "columns": waves(config.width, d)},
@@ -66,28 +74,35 @@ def apply_policy(
         drop = _make_dropout(dropout_keys, number, config.dropout)
         X = X + drop(_attend(layer, X, config, tokens), 0)
         Y = _apply(layer["up"], rms_norm(X, layer["mlp_norm"]["scale"]))
+
         return X + drop(_apply(layer["down"], jax.nn.gelu(Y)), 1)
 
     layers = (params["layers"], jnp.arange(config.num_layers))
     over_all = config.num_layers - (config.readout == "head")
     first = jax.tree.map(lambda x: x[:over_all], layers)
+
     # Unrolled: a loop made the gradient of two layers 1.8 times slower on an H200.
     X, _ = jax.lax.scan(lambda X, layer: (block(X, layer), None), X, first, unroll=True)
+
     # The readout must start from a materialized array: XLA's Triton emitter (jax 0.11) fuses tiles
     # of several boards with the last layer and reads wrong rows of a flat product for all but the
     # first of them, unless the number of cells is a power of two.
     X = jax.lax.optimization_barrier(X)
     at_head = observation.cells[..., HEAD, None].astype(X.dtype)
+
     head = (at_head * X).sum(1, keepdims=True)
     if over_all < config.num_layers:
         head = block(head, jax.tree.map(lambda x: x[-1], layers), X)
+
     scale = params["final_norm"]["scale"]
     mean = rms_norm(X, scale).astype(jnp.float32).mean(1)
     read = jnp.concatenate([rms_norm(head, scale).astype(jnp.float32)[:, 0], mean], axis=-1)
     features = jax.nn.gelu(_apply(params["trunk"], read))
+
     logits = _apply(params["actor"], features)
     if config.action_mask:
         logits = mask_logits(logits, observation.mask)
+
     return logits, _apply(params["critic"], features)[..., 0]
 
 
@@ -118,6 +133,7 @@ def waves(length: int, width: int) -> Array:
     places = jnp.arange(length)[:, None] / length
     frequencies = jnp.pi * jnp.exp2(jnp.arange(width // 2) % 4)[None]
     angles = places * frequencies + jnp.arange(width // 2)[None]
+
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1) / math.sqrt(2)
 
 
@@ -136,10 +152,12 @@ def _init_layers(key: Array, specs: dict[str, _Spec]) -> Params:
     shapes = {name: (*stacks[name], *s.inputs, s.outputs) for name, s in specs.items()}
     sizes = [math.prod(shape) for shape in shapes.values()]
     pieces = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
+
     layers = {}
     for (name, s), piece in zip(specs.items(), pieces):
         kernel = piece.reshape(shapes[name]) * (s.gain / math.sqrt(math.prod(s.inputs)))
         layers[name] = {"kernel": kernel, "bias": jnp.zeros((*stacks[name], s.outputs))}
+
     return layers
 
 
@@ -160,11 +178,15 @@ def _embed(params: Params, cells: Array, config: SnakeConfig) -> Array:
         )
         maps = jax.nn.gelu(maps + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
         cells = jnp.concatenate([cells, maps], axis=-1) if config.cnn_mode == "append" else maps
-    rows, columns = params["position"]["rows"], params["position"]["columns"]
+
+    rows = params["position"]["rows"]
+    columns = params["position"]["columns"]
     positions = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
+
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+
     return (_apply(params["input"], cells) + positions).astype(dtype)
 
 
@@ -172,6 +194,7 @@ def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None =
     """Attend from X to X, or to `tokens`; q, k and v come from as few matmuls as possible."""
     qkv = ("query", "key", "value")
     parts = [(qkv, X)] if tokens is None else [(qkv[:1], X), (qkv[1:], tokens)]
+
     projected = []
     for names, Y in parts:
         Y = rms_norm(Y, layer["attention_norm"]["scale"])
@@ -180,6 +203,7 @@ def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None =
             for leaf in ("kernel", "bias")
         }
         projected += jnp.split(_apply(fused, Y), len(names), axis=-1)
+
     Q, K, V = (Y.reshape(*Y.shape[:2], config.num_heads, -1) for Y in projected)
     return _apply(layer["out"], _attention(Q, K, V, config).reshape(X.shape))
 
@@ -189,15 +213,19 @@ def _attention(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
     CPU, an axis order that keeps a head's rows together takes 0.6x the time. On an H200 cuDNN takes
     0.74x the time of XLA for a gradient on 10x10 and 1.4x on 6x6; it does not help one query."""
     if jax.default_backend() != "cpu":
-        chosen, num = config.attention, Q.shape[1]
+        chosen = config.attention
+        num = Q.shape[1]
         if chosen == "auto":
             fused = jax.default_backend() == "gpu" and Q.dtype == jnp.bfloat16
             chosen = "cudnn" if fused and num >= 64 and num % 2 == 0 else "xla"
+
         chosen = chosen if num > 1 else "xla"
         return jax.nn.dot_product_attention(Q, K, V, implementation=chosen)
+
     Q, K, V = (jnp.swapaxes(Y, 1, 2) for Y in (Q, K, V))
     scores = jnp.einsum("bhsk,bhtk->bhst", Q / math.sqrt(Q.shape[-1]), K)
     Y = jnp.einsum("bhst,bhtk->bhsk", jax.nn.softmax(scores), V)
+
     return jnp.swapaxes(Y, 1, 2)
 
 

@@ -40,12 +40,15 @@ def read_runs(config: SnakeConfig) -> Runs:
     axes = dict(_read_axis(item) for item in config.sweep)
     if len(axes) < len(config.sweep):
         raise ValueError(f"--sweep {' '.join(config.sweep)} names one twice: join its values by ,")
+
     for name in axes.keys() & ({"muon_lr", "aux_adam_lr"} if config.rule == "adam" else {"lr"}):
         raise ValueError(f"--sweep {name} has no effect on {config.rule}: choose another --optim")
+
     seeds = [config.seed + k for k in range(config.num_seeds)]
     combinations = [dict(zip(axes, values)) for values in product(*axes.values())]
     for values in combinations:
         replace(config, **values)  # refuses what is out of bounds
+
     return make_runs(config, [{**rest, "seed": seed} for rest in combinations for seed in seeds])
 
 
@@ -55,19 +58,23 @@ def make_runs(config: SnakeConfig, values: list[dict[str, float]]) -> Runs:
         for name in Hyper._fields
     ]
     keys = jnp.stack([jax.random.PRNGKey(int(run["seed"])) for run in values])
+
     return Runs(values, keys, Hyper(*columns))
 
 
 def _read_axis(item: str) -> tuple[str, list[float]]:
     name, equals, values = item.partition("=")
     name = name.strip("-").replace("-", "_")
+
     try:
         numbers = [float(value) for value in values.split(",")]
     except ValueError:
         numbers = []
+
     known = [field for field in Hyper._fields if field != "num_gradient_steps"]
     if not equals or not numbers or name not in known:
         raise ValueError(f"--sweep {item!r} must look like lr=0.1,0.2; known: {', '.join(known)}")
+
     return name, numbers
 
 
@@ -99,7 +106,12 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
         return state if pretrained is None else state._replace(params=pretrained)
 
     def advance(states: TrainState, hyper: Hyper, count: Array) -> tuple[TrainState, Metrics]:
-        run = partial(run_updates, config=config, max_updates=config.chunk, pretrained=reference)
+        run = partial(
+            run_updates,
+            config=config,
+            max_updates=config.chunk,
+            pretrained=reference,
+        )
         return over_runs(lambda state, hyper: run(state, hyper, count))(states, hyper)
 
     like = make_runs(config, [{"seed": 0}] * num_runs)
@@ -107,6 +119,7 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
     shardings = shardings_of(shapes, config, make_mesh(config))
     init = jax.jit(jax.vmap(begin), out_shardings=shardings)
     chunk = jax.jit(advance, donate_argnums=0, out_shardings=(shardings, None))
+
     return Program(
         start=lambda runs: init(runs.keys, runs.hyper),
         advance=lambda states, runs, count: chunk(states, runs.hyper, jnp.int32(count)),
@@ -128,6 +141,7 @@ def make_mesh(config: SnakeConfig) -> Mesh:
     count = jax.device_count()
     if config.num_shards > count:
         raise ValueError(f"num_shards={config.num_shards}, but there are only {count} devices")
+
     devices = jax.devices()[: config.num_shards]
     return jax.make_mesh((config.num_shards,), ("shard",), (AxisType.Auto,), devices=devices)
 
@@ -144,6 +158,7 @@ def shardings_of(states: TrainState, config: SnakeConfig, mesh: Mesh) -> Any:
         if num_runs % config.num_shards:
             raise ValueError(f"{num_runs} runs do not divide over --num-shards {config.num_shards}")
         return place(states, "shard")
+
     games = {name: place(getattr(states, name), None, "shard") for name in ("env", "observation")}
     return place(states)._replace(**games)
 
@@ -162,12 +177,14 @@ def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[
     newest, damaged = newest_whole(root)
     if newest is None:
         return like, 0, damaged
+
     prune(root, KEEP_CHECKPOINTS, newest=newest.step)  # maybe killed before it was
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _as_tree(like)
     )
     with ocp.StandardCheckpointer() as checkpointer:
         leaves = checkpointer.restore((newest.path / "state").absolute(), target)
+
     states = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(leaves))
     return states, newest.step, damaged
 
@@ -177,13 +194,17 @@ def load_params(root: Path, like: Params) -> Params:
     newest, damaged = newest_whole(root)
     if newest is None:
         raise ValueError(f"{root} has no complete checkpoint; {'; '.join(damaged) or 'empty'}")
+
     for wrong in damaged:
         logging.getLogger("mesotron").warning("skipping a damaged checkpoint: %s", wrong)
+
     with ocp.StandardCheckpointer() as checkpointer:
         leaves = checkpointer.restore((newest.path / "state").absolute())
+
     params = [np.asarray(leaves[name])[0] for name in sorted(leaves) if name.startswith("0000.")]
     if [leaf.shape for leaf in params] != [leaf.shape for leaf in jax.tree.leaves(like)]:
         raise ValueError(f"{newest.path} has other shapes: use its board, --d-model, --num-layers")
+
     return jax.tree.unflatten(jax.tree.structure(like), params)
 
 

@@ -56,6 +56,7 @@ class Guard(LoopWatch):
                 f"policy/mismatch is {mismatch:.2g} at update {row['step']}, a bug of the device "
                 "or its compiler: try another --dtype, --attention xla or another jax"
             )
+
         super().update(row)
 
 
@@ -65,12 +66,14 @@ class Mirrors:
     def __init__(self, config: SnakeConfig, path: Path) -> None:
         self._wandb: Any = None
         self._board: Any = None
+
         if config.wandb:
             import wandb
 
             where = {"project": config.wandb_project, "entity": config.wandb_entity}
             where |= {"name": path.name, "dir": str(path)}
             self._wandb = wandb.init(**where, config=to_plain(config))
+
         if config.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -80,6 +83,7 @@ class Mirrors:
         values = {name: value for name, value in row.items() if name != "step"}
         if self._wandb is not None:
             self._wandb.log(values, step=row["step"])
+
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, row["step"])
@@ -113,8 +117,10 @@ def run(config: SnakeConfig) -> int:
     """The command `mesotron ppo snake`: train or resume; returns the exit code."""
     if config.wandb:
         require(None, ["wandb"], "--wandb")
+
     if config.tensorboard:
         require("tensorboard", ["tensorboard"], "--tensorboard")
+
     folder, config = open_run(config)
     with folder:
         runs = program.read_runs(config)
@@ -122,6 +128,7 @@ def run(config: SnakeConfig) -> int:
         if config.pretrained_model is not None:
             shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
             pretrained = program.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
+
         compiled = program.make_program(config, len(runs.values), pretrained)
         with (
             LiveView(config.num_updates, _LIVE_METRICS) as view,
@@ -129,17 +136,30 @@ def run(config: SnakeConfig) -> int:
         ):
             guard = Guard(config, folder, view.say)
             play = evaluate.make_evaluation(config)
-            session = Session(config, folder, runs, compiled, play, view, mirrors, guard)
+            session = Session(
+                config,
+                folder,
+                runs,
+                compiled,
+                play,
+                view,
+                mirrors,
+                guard,
+            )
+
             how = f"resume with: mesotron ppo snake --resume {folder.path}"
             with StopRequest(view.say, how) as stop:
                 states, done = train(session, stop)
+
             games = final_evaluation(session, states) if done == config.num_updates else None
+
         if games is None:
             event = guard.stopped_by
             why = f" by the watch ({event.detector.replace('_', ' ')})" if event else ""
             print(f"stopped{why} at update {done} of {config.num_updates}; {how}")
         else:
             print(finish(session, states, games))
+
     return 0
 
 
@@ -148,32 +168,40 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
         return folder, resumed_settings(config, folder, instead)
+
     program.read_runs(config)  # refuses a wrong --sweep before there is a folder
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
     check_free(path, flag="--run-name")
     device = jax.devices()[0].device_kind
     environment = describe_environment(device, config.seed, num_devices=config.num_shards)
+
     return RunFolder.create(path, config, environment), config
 
 
 def train(session: Session, stop: StopRequest) -> tuple[TrainState, int]:
     """The states at the end of this call, and the updates behind them."""
-    config, folder = session.config, session.folder
-    states, done = session.program.start(session.runs), 0
+    config = session.config
+    folder = session.folder
+    states = session.program.start(session.runs)
+
+    done = 0
     if config.resume is not None:
         states, done, damaged = program.restore_states(folder.checkpoints, states)
         for problem in damaged:
             session.view.say(f"{problem}; using the checkpoint before it")
+
         folder.cut_after(done)
         cut_rows_after(session.runs_file, done)
         session.guard.replay()
+
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
     jax.block_until_ready(states.update)
     session.view.say(f"compiled in {time.perf_counter() - before:.0f} s")
     rows = folder.rows("metrics")
     session.view.start_at(done, rows)  # the time left excludes the compilation
+
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
     while done < config.num_updates and not stop.requested and session.guard.stopped_by is None:
         stop.announce()
@@ -181,14 +209,25 @@ def train(session: Session, stop: StopRequest) -> tuple[TrainState, int]:
         before = time.perf_counter()
         states, metrics = session.program.advance(states, session.runs, count)
         metrics = {name: np.asarray(values) for name, values in metrics.items()}
-        write_chunk(session, metrics, done, count, before - began, time.perf_counter() - began)
+
+        write_chunk(
+            session,
+            metrics,
+            done,
+            count,
+            before - began,
+            time.perf_counter() - began,
+        )
+
         done += count
         is_last = done == config.num_updates
         if config.eval_freq and done % config.eval_freq == 0 and not is_last:
             write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
+
         ends = is_last or stop.requested or session.guard.stopped_by
         if ends or (config.save_freq and done % config.save_freq == 0):
             program.save_states(folder.checkpoints, done, states)
+
     return states, done
 
 
@@ -200,11 +239,16 @@ def next_chunk(config: SnakeConfig, done: int) -> int:
 
 
 def write_chunk(
-    session: Session, metrics: dict[str, np.ndarray], done: int, count: int, start: float,
+    session: Session,
+    metrics: dict[str, np.ndarray],
+    done: int,
+    count: int,
+    start: float,
     end: float,
-) -> None:  # fmt: skip
+) -> None:
     """Write one row per update (means over the runs), and one per run if there are several."""
-    config, runs = session.config, session.runs.values
+    config = session.config
+    runs = session.runs.values
     for k in range(count):
         step = done + k + 1
         times = {
@@ -213,16 +257,27 @@ def write_chunk(
             "time/steps_per_second": config.batch_size * len(runs) * count / (end - start),
             "time/env_steps": float(step * config.batch_size),
         }
+
         values = {name: column[:, k] for name, column in metrics.items()}
         row = {"step": step, **mean_over_runs(values), **times}
         session.folder.append("metrics", row)
         session.view.update(step, row)
         session.mirrors.write(row)
         session.guard.update(row)
+
         if len(runs) > 1:
             for number, run in enumerate(runs):
                 own = mean_over_runs({name: v[number : number + 1] for name, v in values.items()})
-                append_row(session.runs_file, {"step": step, "run": number, **run, **own, **times})
+                append_row(
+                    session.runs_file,
+                    {
+                        "step": step,
+                        "run": number,
+                        **run,
+                        **own,
+                        **times,
+                    },
+                )
 
 
 def mean_over_runs(values: dict[str, np.ndarray]) -> dict[str, float]:
@@ -236,7 +291,16 @@ def write_evaluation(session: Session, games: dict[str, Games], done: int) -> No
     """Write a row of samples.jsonl: the means over all games, and each run's own."""
     each = {f"{mode}_fruit": g.fruit.mean(1).round(4).tolist() for mode, g in games.items()}
     means = {k: v for mode, g in games.items() for k, v in g.summarize(mode).items()}
-    session.folder.append("samples", {"step": done, "kind": "evaluation", **means, "each": each})
+    session.folder.append(
+        "samples",
+        {
+            "step": done,
+            "kind": "evaluation",
+            **means,
+            "each": each,
+        },
+    )
+
     session.mirrors.write({"step": done, **{f"eval/{k}": v for k, v in means.items()}})
     session.view.say(
         f"update {done}: fruit {means['greedy_fruit']:.2f} greedy, "
@@ -249,35 +313,48 @@ def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
     last = session.config.num_updates
     if all(row["step"] != last for row in session.folder.rows("samples")):
         write_evaluation(session, games, last)
+
     return games
 
 
 def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str:
-    config, folder = session.config, session.folder
+    config = session.config
+    folder = session.folder
     baselines = evaluate.measure_baselines(config)
     rows = folder.rows("metrics")
+
     result: dict[str, Any] = {"baselines": baselines, "runs": session.runs.values}
     for mode, played in games.items():
         result |= played.summarize(mode)
         result[f"{mode}_fruit_each"] = played.fruit.mean(1).tolist()
         result[f"{mode}_games"] = played.fruit.tolist()
+
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
     diagnosis = session.guard.monitor.diagnosis()
     result["condition"] = diagnosis.condition
     template = Path(__file__).with_name("report.txt.j2")
-    text = fill_template(template, config=config, diagnosis=diagnosis.text(), **result).rstrip()
+
+    text = fill_template(
+        template,
+        config=config,
+        diagnosis=diagnosis.text(),
+        **result,
+    ).rstrip()
+
     folder.finish(result, lambda: text)
     with warn_of_failure("curves.png", folder.path):
         title = f"Snake {config.width}x{config.height}, training games"
         curves = {config.rule: read_curve(session)}
         evaluate.draw_curves(curves, baselines, folder.path / "curves.png", title)
+
     if config.gif:
         best = int(np.argmax(result["greedy_fruit_each"]))
         params = jax.tree.map(lambda x: x[best], states.params)
         with warn_of_failure("game.gif", folder.path):
             cells = evaluate.record_game(params, config)
             evaluate.draw_game(cells, config, folder.path / "game.gif")
+
     return f"{text}\n{folder.path}"
 
 
@@ -286,11 +363,14 @@ def read_curve(session: Session) -> Curve:
     num_runs = len(session.runs.values)
     rows = read_rows(session.runs_file) if num_runs > 1 else session.folder.rows("metrics")
     times = [row for row in rows if row.get("run", 0) == 0]
+
     fruit = np.full((num_runs, len(times)), np.nan)
     for row in rows:
         fruit[row.get("run", 0), row["step"] - 1] = row.get("episode/fruit", np.nan)
+
     for k in range(fruit.shape[1]):
         before = fruit[:, k - 1] if k else np.zeros(num_runs)
         fruit[:, k] = np.where(np.isnan(fruit[:, k]), before, fruit[:, k])
+
     steps = np.array([row["time/env_steps"] for row in times])
     return Curve(steps, np.array([row["time/seconds"] for row in times]), fruit)

@@ -26,7 +26,18 @@ from mesotron.probes.rollouts import (
 )
 
 __all__ = [
-    "answer_diversity", "clip_fractions", "effective_rank", "entropy_quartiles", "gradient_snr",
-    "group_signal", "group_spreads", "head_heterogeneity", "kl_to_start", "lengths",
-    "log_ratio_extremes", "repetition", "snr_from_norms", "trajectory_entropy",
-]  # fmt: skip
+    "answer_diversity",
+    "clip_fractions",
+    "effective_rank",
+    "entropy_quartiles",
+    "gradient_snr",
+    "group_signal",
+    "group_spreads",
+    "head_heterogeneity",
+    "kl_to_start",
+    "lengths",
+    "log_ratio_extremes",
+    "repetition",
+    "snr_from_norms",
+    "trajectory_entropy",
+]

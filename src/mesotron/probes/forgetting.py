@@ -19,12 +19,15 @@ def read_text(path: str | Path | None = None) -> str:
     """The text of a file, or the shipped sample."""
     if path is None:
         return resources.files("mesotron.probes").joinpath("general.txt").read_text("utf-8")
+
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
     if not text.strip():
         raise ValueError(f"{path} is empty: give a file with some pages of plain text")
+
     return text
 
 
@@ -34,6 +37,7 @@ def text_blocks(tokenizer: Any, text: str, length: int = LENGTH) -> Tensor:
     length = min(length, len(ids))
     if length < 2:
         raise ValueError(f"the text has {len(ids)} tokens: the likelihood needs at least two")
+
     return torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
 
 
@@ -43,6 +47,7 @@ def text_nll(model: Any, blocks: Tensor) -> float:
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
+
     total = torch.zeros((), dtype=torch.float64)
     for rows in blocks.split(_ROWS):
         rows = rows.to(device)
@@ -51,5 +56,6 @@ def text_nll(model: Any, blocks: Tensor) -> float:
             logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"
         )
         total += loss.double().cpu()
+
     model.train(was_training)
     return total.item() / (blocks.shape[0] * (blocks.shape[1] - 1))

@@ -23,11 +23,14 @@ def effective_rank(X: Tensor) -> dict[str, float]:
     """
     if X.dim() < 2:
         raise ValueError(f"shape {tuple(X.shape)} is not a matrix: give at least two dimensions")
+
     sigma = torch.linalg.svdvals(X.detach().double().reshape(-1, *X.shape[-2:]))
-    num_matrices, sigma = len(sigma), sigma[sigma.sum(dim=1) > 0]
+    num_matrices = len(sigma)
+    sigma = sigma[sigma.sum(dim=1) > 0]
     p = sigma / sigma.sum(dim=1, keepdim=True)
     effective = torch.exp(-torch.xlogy(p, p).sum(dim=1))  # 0 log 0 is 0
     stable = (sigma / sigma.amax(dim=1, keepdim=True)).square().sum(dim=1)
+
     return {
         "gradient/effective_rank": float(effective.sum()) / num_matrices,
         "gradient/stable_rank": float(stable.sum()) / num_matrices,
@@ -66,13 +69,20 @@ def snr_from_norms(squared_norms: Sequence[float], squared_norm_of_sum: float) -
     K = len(squared_norms)
     if K < 2:
         raise ValueError(f"{K} part has no spread: split the batch into 2 or more")
+
     own = sum(squared_norms)
+
     # The mean inner product of two different parts: their own noise is not in it.
     signal = (squared_norm_of_sum - own) / (K * (K - 1))
     noise = max((own - squared_norm_of_sum / K) / (K - 1), 0.0)
     floor = 1e-12 * own / K  # identical parts have no noise but rounding errors
     ratio = signal / max(noise, floor) if own else 0.0
-    return {"gradient/signal": signal, "gradient/noise": noise, "gradient/snr": ratio}
+
+    return {
+        "gradient/signal": signal,
+        "gradient/noise": noise,
+        "gradient/snr": ratio,
+    }
 
 
 def head_heterogeneity(weight: Tensor, num_heads: int) -> dict[str, float]:
@@ -90,8 +100,11 @@ def head_heterogeneity(weight: Tensor, num_heads: int) -> dict[str, float]:
     """
     if num_heads < 1 or weight.dim() != 2 or weight.shape[0] % num_heads:
         raise ValueError(f"{num_heads} heads do not divide the rows of {tuple(weight.shape)}")
+
     norms = weight.detach().double().reshape(num_heads, -1).norm(dim=1)
-    spread, mean = float(norms.std(correction=0)), float(norms.mean())
+    spread = float(norms.std(correction=0))
+    mean = float(norms.mean())
+
     return {
         "heads/norm_variance": spread**2,
         "heads/norm_variation": spread / mean if mean else 0.0,

@@ -40,10 +40,12 @@ def entropy_quartiles(entropies: Tensor, mask: Tensor) -> dict[str, float]:
     tokens = entropies[inside].float()
     if not tokens.numel():
         return dict.fromkeys(names, 0.0)
+
     trajectories = trajectory_entropy(entropies, mask)[inside.any(dim=1)]
     levels = torch.tensor((0.25, 0.5, 0.75), device=tokens.device)
     stride = -(-tokens.numel() // QUANTILE_LIMIT)
     quartiles = [torch.quantile(trajectories, levels), torch.quantile(tokens[::stride], levels)]
+
     return dict(zip(names, torch.cat(quartiles).tolist(), strict=True))
 
 
@@ -58,6 +60,7 @@ def log_ratio_extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
     low = torch.where(inside, log_ratio.float(), torch.inf).amin()
     high = torch.where(inside, log_ratio.float(), -torch.inf).amax()
     ends = torch.where(inside.any(), torch.stack([low, high]), 0.0)
+
     return dict(zip(("ratio/log_min", "ratio/log_max"), ends.tolist(), strict=True))
 
 
@@ -84,6 +87,7 @@ def clip_fractions(
     below = inside & (log_ratio < low) & (sign < 0)
     above = inside & (log_ratio > high) & (sign > 0)
     shares = torch.stack([below.sum(), above.sum()]) / inside.sum().clamp_min(1)
+
     return dict(zip(("ratio/clipped_low", "ratio/clipped_high"), shares.tolist(), strict=True))
 
 

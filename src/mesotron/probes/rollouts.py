@@ -41,12 +41,17 @@ def group_signal(
         "groups/spread": float(_spread(table).mean()),
         "groups/unscored": float(1 - table.count() / table.size),
     }
+
     if right is None:
         return out
+
     correct = _table(right, "right").astype(bool)
     if correct.shape != table.shape:
         raise ValueError(f"right has shape {correct.shape}, rewards {table.shape}: they must match")
-    every, some = correct.all(axis=1), correct.any(axis=1)
+
+    every = correct.all(axis=1)
+    some = correct.any(axis=1)
+
     return out | {
         "groups/all_right": float(every.mean()),
         "groups/all_wrong": float((~some).mean()),
@@ -104,10 +109,12 @@ def answer_diversity(groups: Sequence[Sequence[str | None]]) -> dict[str, float]
     """
     counts = [Counter(answer for answer in group if answer is not None) for group in groups]
     counts = [count for count in counts if count]
+
     votes: defaultdict[str, float] = defaultdict(float)
     for count in counts:
         for answer, number in count.items():
             votes[answer] += number / count.total()
+
     prompts = max(len(counts), 1)
     return {
         "answers/distinct_in_group": sum(map(len, counts)) / prompts,
@@ -128,23 +135,29 @@ def repetition(completion_ids: Sequence[Sequence[int]], n: int = 4) -> dict[str,
     """
     if n < 1:
         raise ValueError(f"n = {n} must be at least 1")
+
     sizes = np.array([len(ids) for ids in completion_ids], dtype=np.int64)
     if not len(sizes) or sizes.max() <= n:
         return {"completions/repetition": 0.0}
+
     tokens = np.fromiter(chain.from_iterable(completion_ids), np.int64, count=sizes.sum())
     owner = np.repeat(np.arange(len(sizes)), sizes)
+
     # Number the n-grams exactly, without a hash: a (k+1)-gram is the pair (number of its k-gram,
     # next token), renumbered at each k so that it fits into 64 bits.
     width = int(tokens.max()) + 1
     grams = owner * width + tokens
     for k in range(1, n):
         grams = np.unique(grams[:-1], return_inverse=True)[1] * width + tokens[k:]
+
     inside = owner[: len(grams)]
     whole = inside == owner[n - 1 :]  # an n-gram must not reach into the next completion
-    grams, inside = grams[whole], inside[whole]
+    grams = grams[whole]
+    inside = inside[whole]
     first = np.unique(grams, return_index=True)[1]  # each number belongs to one completion
     distinct = np.bincount(inside[first], minlength=len(sizes))
     share = np.where(sizes > n, 1 - distinct / np.maximum(sizes - n + 1, 1), 0.0)
+
     return {"completions/repetition": float(share.mean())}
 
 
@@ -154,6 +167,7 @@ def lengths(
     """completions/{mean,min,max}_length in tokens and the truncated share, clipped_ratio."""
     if not (sizes := [len(ids) for ids in completion_ids]):
         raise ValueError("there are no completions: give at least one")
+
     out = {
         "completions/mean_length": sum(sizes) / len(sizes),
         "completions/min_length": float(min(sizes)),
@@ -161,4 +175,5 @@ def lengths(
     }
     if truncated is not None:
         out["completions/clipped_ratio"] = sum(map(bool, truncated)) / len(sizes)
+
     return out

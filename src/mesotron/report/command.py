@@ -24,15 +24,19 @@ def run(config: ReportConfig) -> int:
         path.parent if path.name == "metrics.jsonl" and is_run(path.parent) else path
         for path in config.paths
     ]
+
     paths = find(given)
     out = config.out or Path(NAME)
     if config.out is None and len(given) == 1:
         place = outside(given[0])
         out = place / NAME if place.is_dir() else place.with_name(NAME)
+
     if config.live:
         return follow(paths, out, config.every, config.rename)
+
     write(paths, out, rename=config.rename)
     print(f"{out}: {out.stat().st_size / 1e6:,.1f} MB, open it in a browser")
+
     return 0
 
 
@@ -46,8 +50,10 @@ def write(
             page = render_runs(read_runs(paths, rename), live)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
         # A file of some other program, or one that was edited.
-        names, reason = ", ".join(map(str, paths)), f"{type(error).__name__}: {error}"
+        names = ", ".join(map(str, paths))
+        reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{names} has values that mesotron does not write ({reason})") from error
+
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page)
 
@@ -56,6 +62,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
     """The runs or the tournament at the paths; a folder of runs stands for all of them."""
     if not paths:
         raise ValueError("give at least one run folder, such as runs/last")
+
     found: list[Path] = []
     for path in paths:
         if is_run(path) or is_tournament(path):
@@ -63,11 +70,13 @@ def find(paths: Sequence[Path]) -> list[Path]:
         else:  # runs/last is a link to one of the others
             runs = sorted(one for one in path.glob("*") if is_run(one) and not one.is_symlink())
             found += runs or find_runs(path)
+
     tournaments = [path for path in found if is_tournament(path)]
     if tournaments and len(found) > 1:
         raise ValueError(f"{tournaments[0]} is a tournament with its own page: give it alone")
     if len(found) > MOST_RUNS:
         raise ValueError(f"{len(found)} runs do not fit one page: give at most {MOST_RUNS}")
+
     return found
 
 
@@ -90,9 +99,11 @@ def follow(paths: Sequence[Path], out: Path, every: float, rename: Sequence[str]
             over = all(is_over(path) for path in paths)
             if now != before or over:
                 write(paths, out, None if over else every, rename)
+
             if over:
                 print("all runs are over")
                 return 0
+
             before = now
             time.sleep(every)
     except KeyboardInterrupt:
@@ -103,6 +114,7 @@ def follow(paths: Sequence[Path], out: Path, every: float, rename: Sequence[str]
 def stamp(path: Path) -> list[tuple[str, int, int]]:
     if not path.exists():  # one run of a file with several
         path = Path(str(path).partition("#")[0])
+
     inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
     stamps = []
     for file in [path] if path.is_file() else sorted(inside):
@@ -110,6 +122,7 @@ def stamp(path: Path) -> list[tuple[str, int, int]]:
             with suppress(FileNotFoundError):
                 facts = file.stat()
                 stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
+
     return stamps
 
 

@@ -76,13 +76,16 @@ class Run:
         others = {"vla": self.logged_events, "other": any(map(canonical, self.rows))}
         if not (has_reward or others.get(self.kind)):
             return None
+
         monitor = Monitor()
         monitor.replay(merge_history(self.rows, self.logged_events), ())
+
         events = monitor.events
         if self.kind != "other":
             known = {detector.name for detector in DETECTORS}
             found = map(parse_event, self.logged_events)
             events = [e for e in found if isinstance(e, Event) and e.detector in known]
+
         return diagnose(self.rows, monitor.engine, events, actions=monitor.actions)
 
     @cached_property
@@ -110,24 +113,36 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
     """Read a run folder, or any log that `mesotron watch` reads; `rename` is as there."""
     name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
-        names, log = Names(path, rename), read_log(path)
+        names = Names(path, rename)
+        log = read_log(path)
         names.learn({key for row in log.rows for key in row})
         names.check()
+
         rows = [dict(names.apply(row)) for row in log.rows]
         if NO_STEPS in log.notes:  # perhaps data for training instead of a log
             names.require_known(path, rows)
+
         return Run(name, path, rows, logged_events=log.actions)
+
     folder = RunFolder(path)
     events = [row for row in folder.rows("events") if parse_event(row) is not None]
     runs = rows_of_steps(read_rows(path / "runs.jsonl"))
+
     return Run(
-        name, path, folder.rows("metrics"), folder.config, folder.environment,
-        logged_events=events, samples=folder.rows("samples"),
+        name,
+        path,
+        folder.rows("metrics"),
+        folder.config,
+        folder.environment,
+        logged_events=events,
+        samples=folder.rows("samples"),
         spectra=[row for row in folder.rows("spectra") if row.keys() >= SPECTRUM],
-        result=folder.result, before=folder.load("before"), after=folder.load("after"),
+        result=folder.result,
+        before=folder.load("before"),
+        after=folder.load("after"),
         routing=(folder.load("routing") or {}).get("rows", []),
         by_run=[row for row in runs if is_number(row.get("run"))],
-    )  # fmt: skip
+    )
 
 
 def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
@@ -137,6 +152,7 @@ def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return [read_run(path, name, rename) for path, name in zip(paths, names, strict=True)]
+
     raise ValueError(f"the same run is given twice: {', '.join(map(str, paths))}")
 
 
@@ -154,9 +170,11 @@ def parse_event(row: Row) -> Event | Action | None:
             values: dict[str, Any] = {key: row[key] for key in row.keys() & names}
             values["evidence"] = tuple(Evidence(**one) for one in row.get("evidence", ()))
             found = Event(**values)
+
         found.sentence()
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
     return found
 
 
@@ -169,5 +187,6 @@ def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
                 if key not in columns:
                     columns[key] = [None] * len(rows)
                 columns[key][index] = float(value)
+
     columns.pop("step", None)
     return columns

@@ -15,11 +15,22 @@ from mesotron.runs.files import Row
 from mesotron.runs.markdown import fill_template, make_table
 
 ENDED_BADLY = ("dead", "diverged")
-SIGNS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
+SIGNS = {
+    "healthy": "",
+    "drifting": " ~",
+    "dead": " †",
+    "diverged": " ×",
+}
 LEGEND = "~ drifting, † dead, × diverged, ! crashed, * chosen rate"
 UNKNOWN = "–"
-_STYLES = {"drifting": "yellow", "dead": "red", "diverged": "red", "failed": "magenta",
-           "running": "cyan", "waiting": "dim"}  # fmt: skip
+_STYLES = {
+    "drifting": "yellow",
+    "dead": "red",
+    "diverged": "red",
+    "failed": "magenta",
+    "running": "cyan",
+    "waiting": "dim",
+}
 
 
 class Entry(NamedTuple):
@@ -40,7 +51,13 @@ class Table:
     def select(self, title: str, *columns: str) -> Self:
         places = [self.columns.index(name) for name in columns]
         rows = [[row[k] for k in places] for row in self.rows]
-        return replace(self, title=title, columns=columns, rows=rows)
+
+        return replace(
+            self,
+            title=title,
+            columns=columns,
+            rows=rows,
+        )
 
     def to_markdown(self) -> list[str]:
         rows = [[entry.text.replace("|", "\\|") for entry in row] for row in self.rows]
@@ -48,41 +65,62 @@ class Table:
 
     def to_rich(self) -> RichTable:
         options: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-        table = RichTable(title=self.title, caption=self.note or None, **options)
+        table = RichTable(
+            title=self.title,
+            caption=self.note or None,
+            **options,
+        )
         for k, name in enumerate(self.columns):
             table.add_column(name, no_wrap=k == 0)
+
         for row in self.rows:
             table.add_row(*(Text(one.text, style=_STYLES.get(one.state, "")) for one in row))
+
         return table
 
 
 def standings(record: Row) -> Table:
     columns = (
-        "contender", "rate", "score", "behind the best", "p (Holm)", "seeds", "halfway", "time",
-        "tokens", "trials", "dead",
-    )  # fmt: skip
+        "contender",
+        "rate",
+        "score",
+        "behind the best",
+        "p (Holm)",
+        "seeds",
+        "halfway",
+        "time",
+        "tokens",
+        "trials",
+        "dead",
+    )
+
     rows = []
     for one in record["standings"]:
         gain = "" if one["gain"] in (None, 1) else f" x{one['gain']:g}"
         edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
         best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
         crashed = f", {one['failed']} crashed" if one["failed"] else ""
-        rows.append([
-            one["contender"],
-            f"{one['rate']:g}{gain}{edge}",
-            with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
-            with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
-            _known(one["p_holm"], "{:.2g}"),
-            str(len(one["seeds"])),
-            spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
-            UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
-            _known(one["tokens"], "{:,.0f}"),
-            str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
-            f"{one['dead']} of {len(one['seeds'])}{crashed}",
-        ])  # fmt: skip
+
+        rows.append(
+            [
+                one["contender"],
+                f"{one['rate']:g}{gain}{edge}",
+                with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
+                with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
+                _known(one["p_holm"], "{:.2g}"),
+                str(len(one["seeds"])),
+                spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
+                UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
+                _known(one["tokens"], "{:,.0f}"),
+                str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
+                f"{one['dead']} of {len(one['seeds'])}{crashed}",
+            ]
+        )
+
     start = record["start"].get("final")
     since = "" if start is None else f"; {record['before']}: {start:.3f}"
     title = f"{record['recipe']}: {record['measure']}, 95% intervals{since}"
+
     return Table(title, columns, _entries(rows))
 
 
@@ -90,11 +128,13 @@ def rate_map(record: Row) -> Table:
     searched = [cell for cell in record["cells"] if cell["stage"] == "search"]
     rates = sorted({cell["rate"] for cell in searched})
     chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
+
     rows = []
     for name in (contender["name"] for contender in record["contenders"]):
         own = [[c for c in searched if (c["contender"], c["rate"]) == (name, x)] for x in rates]
         entries = (_map_entry(c, (name, x) in chosen) for c, x in zip(own, rates, strict=True))
         rows.append([Entry(name), *entries])
+
     columns = ("contender", *(f"{rate:g}" for rate in rates))
     return Table("search: score by rate (AdamW's unit)", columns, rows, LEGEND)
 
@@ -102,24 +142,29 @@ def rate_map(record: Row) -> Table:
 def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
     if not cells:
         return Entry("")
+
     states = {cell["state"] for cell in cells}
     if "failed" in states:
         return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
     if states != {"done"}:
         return Entry("…", "running") if "running" in states else Entry("·", "waiting")
+
     worst = max(cells, key=lambda cell: list(SIGNS).index(cell["verdict"] or "healthy"))
     verdict = worst["verdict"] or "healthy"
     scores = [cell["score"] for cell in cells if cell["score"] is not None]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else UNKNOWN
     state = verdict if verdict != "healthy" else ("best" if chosen else "")
+
     return Entry(f"{mean}{'*' if chosen else ''}{SIGNS[verdict]}", state, worst["story"])
 
 
 def speed(record: Row) -> Table | None:
     """Median time, steps and tokens to the threshold over the final cells that reached it."""
-    threshold, finals = record["threshold"], final_cells(record)
+    threshold = record["threshold"]
+    finals = final_cells(record)
     if not threshold or threshold["value"] is None or not finals:
         return None
+
     rows = []
     for contender in record["contenders"]:
         cells = [cell for cell in finals if cell["contender"] == contender["name"]]
@@ -128,25 +173,35 @@ def speed(record: Row) -> Table | None:
             median(cell[f"threshold_{key}"] for cell in reached) if reached else None
             for key in ("seconds", "steps", "tokens")
         )
-        rows.append([
-            contender["name"],
-            f"{len(reached)} of {len(cells)}",
-            "never" if seconds is None else spell_time(seconds),
-            _known(steps, "{:g}"),
-            _known(tokens, "{:,.0f}"),
-        ])  # fmt: skip
+
+        rows.append(
+            [
+                contender["name"],
+                f"{len(reached)} of {len(cells)}",
+                "never" if seconds is None else spell_time(seconds),
+                _known(steps, "{:g}"),
+                _known(tokens, "{:,.0f}"),
+            ]
+        )
+
     title = f"training until {threshold['metric']} reaches {threshold['value']:.3g}, median"
     return Table(title, ("contender", "reached", "time", "steps", "tokens"), _entries(rows))
 
 
 def failures(record: Row) -> Table:
     rows = [
-        [cell["id"], cell["contender"], f"{cell['rate']:g}", str(cell["seed"]),
-         "failed" if cell["state"] == "failed" else cell["verdict"],
-         cell["why"] or cell["story"] or cell["cause"] or ""]
+        [
+            cell["id"],
+            cell["contender"],
+            f"{cell['rate']:g}",
+            str(cell["seed"]),
+            "failed" if cell["state"] == "failed" else cell["verdict"],
+            cell["why"] or cell["story"] or cell["cause"] or "",
+        ]
         for cell in record["cells"]
         if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY
-    ]  # fmt: skip
+    ]
+
     columns = ("cell", "contender", "rate", "seed", "outcome", "reason")
     return Table("cells that crashed, diverged or died", columns, _entries(rows))
 
@@ -159,7 +214,10 @@ def final_cells(record: Row) -> list[Row]:
 
 
 def to_markdown(record: Row) -> str:
-    ranking, rates, bad = standings(record), rate_map(record), failures(record)
+    ranking = standings(record)
+    rates = rate_map(record)
+    bad = failures(record)
+
     return fill_template(
         Path(__file__).with_name("assets") / "standings.md.j2",
         record=record,

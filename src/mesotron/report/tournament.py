@@ -25,15 +25,28 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     done = sum(state not in ("waiting", "running") for state in states)
     progress = [f"{done} of {len(states)} cells finished."] if done < len(states) else []
     sentences = [*record["words"][:2], *progress]
-    page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
+
+    page = Page(
+        title,
+        "mesotron report · tournament",
+        sentences,
+        names,
+        top_figures(record),
+    )
+
     page.add("Ranking", ranking_block(record, names))
     page.add("Learning curves", *curves(page, folder, record, names))
-    edges = [f" The best rate of {one['contender']} is the {one['edge']}est tried."
-             for one in record["standings"] if one["edge"]]  # fmt: skip
+    edges = [
+        f" The best rate of {one['contender']} is the {one['edge']}est tried."
+        for one in record["standings"]
+        if one["edge"]
+    ]
+
     note = text(
         "Every contender starts with the same number of trials, around the rate that makes its "
         f"step as large as AdamW's.{''.join(edges)}"
     )
+
     chart = rate_chart(record, names)
     shown = page.frames([chart]) if chart.lines else None
     page.add("Learning rates", note, shown, table_block(tables.rate_map(record), names))
@@ -41,9 +54,11 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     page.add("Failures", table_block(tables.failures(record)))
     page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
     page.add("Summary", *(text(sentence) for sentence in record["words"]))
-    who = [[one["name"], one["optim"], one["objective"], one["about"]]
-           for one in record["contenders"]]  # fmt: skip
+    who = [
+        [one["name"], one["optim"], one["objective"], one["about"]] for one in record["contenders"]
+    ]
     head = ["name", "optimizer", "objective", "description"]
+
     page.add(
         "Settings",
         fold("Contenders", table(head, who, "Contenders")),
@@ -60,7 +75,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def top_figures(record: Row) -> list[Figure]:
-    figures, cells = [], record["cells"]
+    figures = []
+    cells = record["cells"]
+
     best = record["standings"][0] if record["standings"] else None
     if best is not None and best["score"] == 0:
         figures.append(Figure("first", "none", f"all score 0: {record['measure']}"))
@@ -68,22 +85,26 @@ def top_figures(record: Row) -> list[Figure]:
         spread = f"95% interval {show(best['low'])} to {show(best['high'])}"
         figures.append(Figure("first", best["contender"], record["measure"]))
         figures.append(Figure("score", show(best["score"]), spread))
+
     bad = sum(one["verdict"] in tables.ENDED_BADLY for one in cells)
     failed = sum(one["state"] == "failed" for one in cells)
     figures.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
     seconds = sum(one["wall"] or one["seconds"] or 0.0 for one in cells)
+
     return [*figures, Figure("total time", spell_time(seconds), "sum over cells")]
 
 
 def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = "") -> Block | None:
     if one is None or not one.rows or len(one.columns) < 2:
         return None
+
     rows: list[list[Cell]] = []
     for row in one.rows:
         cells = [cell(entry.text, css=entry.state, title=entry.tip) for entry in row]
         if row[0].text in names:
             cells[0] = cell(row[0].text, style=names.index(row[0].text))
         rows.append(cells)
+
     caption = ": ".join(filter(None, (one.title, one.note)))
     return table(one.columns, rows, caption[:1].upper() + caption[1:], css)
 
@@ -91,21 +112,26 @@ def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = 
 def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
     if (block := table_block(tables.standings(record), names, "ranking")) is None:
         return None
-    rows, start = record["standings"], record["start"].get("final")
+
+    rows = record["standings"]
+    start = record["start"].get("final")
     ends = [one[key] for one in rows for key in ("low", "high", "score")] + [start]
     known = [value for value in ends if value is not None] or [0.0, 1.0]
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
 
     def at(value: float | None) -> str:
         return "" if value is None else f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
 
     place = block["head"].index("score") + 1
     block["head"] = [*block["head"][:place], "", *block["head"][place:]]
+
     for cells, one in zip(block["rows"], rows, strict=True):
         interval = {key: at(one[key]) for key in ("low", "high", "score")} | {"start": at(start)}
         cells[0]["text"] = f"{one['rank']}. {one['contender']}"
         drawn = cell("", style=names.index(one["contender"]), interval=interval)
         cells.insert(place, drawn if one["score"] is not None else cell(""))
+
     return block
 
 
@@ -114,6 +140,7 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
     cells = [one for one in tables.final_cells(record) if one["run"]]
     cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
     runs: list[Run] = []
+
     styles: list[int] = []
     for one in cells[:MOST_CELLS]:
         path = folder / one["run"]
@@ -121,15 +148,20 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
             name = f"{one['contender']}, rate {one['rate']:.3g}, seed {one['seed']}"
             runs.append(read_run(path, name))
             styles.append(names.index(one["contender"]))
+
     if not runs:
         return []
+
     grids = make_grids(runs, styles)
     page.add_runs(runs, grids.record(runs))
+
     for each in page.runs:  # with so many cells only stops are distinguishable
         each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
+
     chapters = make_chapters(runs, grids)
     charts = [chart for question in CURVES for chart in chapters.get(question, [])]
     note = f"One line per {cells[0]['stage']} cell; a contender's seeds share color and dash."
+
     return [text(note), page.frames(charts)]
 
 
@@ -141,13 +173,39 @@ def rate_chart(record: Row, names: Sequence[str]) -> Chart:
         own = [(c["rate"], c["score"]) for c in cells if c["contender"] == name]
         if rates := sorted({rate for rate, _ in own}):
             means: Column = [fmean(score for x, score in own if x == rate) for rate in rates]
-            lines.append(Line(0, name, style, means, x=rates, dots="dots"))
+            lines.append(
+                Line(
+                    0,
+                    name,
+                    style,
+                    means,
+                    x=rates,
+                    dots="dots",
+                )
+            )
+
     dead = sorted((c["rate"], c["score"]) for c in cells if c["verdict"] in tables.ENDED_BADLY)
     if dead:
         xs, ys = map(list, zip(*dead, strict=True))
-        lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
+        lines.append(
+            Line(
+                0,
+                "dead or diverged",
+                len(names),
+                ys,
+                x=xs,
+                dots="crosses",
+            )
+        )
+
     title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
-    return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
+    return Chart(
+        title,
+        lines,
+        "Search cells, mean over seeds.",
+        log_x=True,
+        x_name="rate",
+    )
 
 
 def show(value: float | None) -> str:

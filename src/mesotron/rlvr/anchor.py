@@ -59,6 +59,7 @@ class Anchor:
         self.dtype = dtype
         self.weights: dict[str, Tensor] = {}
         self.updates = 0
+
         # Squared distance to the model after the last update, and the model's squared norm.
         self.moved = torch.zeros(2)
         self._ready = False
@@ -67,14 +68,19 @@ class Anchor:
         """Copy the model, unless that was done before or a checkpoint was loaded."""
         if self._ready:
             return self
+
         now = {n: local(p).to(self.dtype or p.dtype, copy=True) for n, p in trainable(model)}
         if self.weights:  # from a checkpoint
             shapes, loaded = ({n: w.shape for n, w in x.items()} for x in (now, self.weights))
             wrong = [n for n in (*loaded, *shapes) if loaded.get(n) != shapes.get(n)]
             if wrong:
                 raise ValueError(f"the checkpoint's anchor does not fit the model: {wrong[0]!r}")
+
             now = {name: now[name].copy_(mean) for name, mean in self.weights.items()}
-        self.weights, self._ready = now, True
+
+        self.weights = now
+        self._ready = True
+
         return self
 
     @torch.no_grad()
@@ -83,11 +89,14 @@ class Anchor:
         self.start(model)  # a run resumed inside a rollout updates before it samples
         sums = []
         for name, p in trainable(model):
-            mean, now = self.weights[name], local(p)
+            mean = self.weights[name]
+            now = local(p)
             away = now.to(mean.dtype) - mean
             sums.append(torch.stack([away.square().sum(), now.float().square().sum()]))
+
             # At m = 0 exactly the model, which mean + (now - mean) is not to the last bit.
             mean.copy_(now) if momentum == 0 else mean.add_(away, alpha=1 - momentum)
+
         total = torch.stack(sums).sum(dim=0)
         self.moved = total * torch.tensor([momentum**2, 1.0], device=total.device)
         self.updates += 1
@@ -100,6 +109,7 @@ class Anchor:
         for name, p in trainable(model):
             mean = self.weights[name]
             mean.lerp_(local(p).to(mean.dtype), weight)
+
         self.updates += 1
 
     @contextmanager
@@ -108,6 +118,7 @@ class Anchor:
         self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
         self.write(model, self.weights)
+
         try:
             yield
         finally:
@@ -124,9 +135,11 @@ class Anchor:
         return {"tensors": self.weights, "values": json.dumps(values)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.weights, self._ready = dict(state_dict["tensors"]), False
+        self.weights = dict(state_dict["tensors"])
+        self._ready = False
         values = json.loads(state_dict["values"])
-        self.updates, self.moved = values["updates"], torch.tensor(values["moved"])
+        self.updates = values["updates"]
+        self.moved = torch.tensor(values["moved"])
 
 
 TokenRows = list[Sequence[int]]  # lists or arrays
@@ -158,6 +171,7 @@ class AnchoredSampler:
         with self.anchor.in_place_of(self.model):
             self.synced()
             result = self.sample(prompt_ids, number)
+
         self.synced()
         return result
 
@@ -170,14 +184,18 @@ class AnchoredSampler:
                 f"vLLM cannot split {len(rows)} anchor completions evenly among {self.world} "
                 "processes: change objective.momentum_generations"
             )
+
         rows += rows[-1:] * (share * self.world - len(rows))
         own = rows[self.rank * share :][:share]
         completion_ids, _ = self._from_anchor(own, number)
+
         return Voters(own, completion_ids)
 
     def merged(self, prompt_ids: TokenRows, generations: int, number: int) -> tuple[Any, Any]:
-        start, ours = self.rank * len(prompt_ids), generations - number
+        start = self.rank * len(prompt_ids)
+        ours = generations - number
         by_anchor = [(start + k) % generations >= ours for k in range(len(prompt_ids))]
+
         results: dict[int, tuple[Any, Any]] = {}
         for anchored, count in ((False, ours), (True, number)):
             rows = [k for k, chosen in enumerate(by_anchor) if chosen == anchored]
@@ -186,8 +204,10 @@ class AnchoredSampler:
                 ids, logprobs = sample([prompt_ids[k] for k in rows], count)
                 logprobs = logprobs or [None] * len(rows)
                 results |= dict(zip(rows, zip(ids, logprobs, strict=True), strict=True))
+
         completion_ids = [results[k][0] for k in range(len(prompt_ids))]
         logprobs = [results[k][1] for k in range(len(prompt_ids))]
+
         return completion_ids, None if logprobs[0] is None else logprobs
 
 
@@ -198,12 +218,15 @@ def refuse_flat_shards(trainer: Any, name: str) -> None:
 
 
 def check_anchorable(trainer: Any, group_size: int) -> None:
-    name, args = trainer.objective.name, trainer.args
+    name = trainer.objective.name
+    args = trainer.args
     refuse_flat_shards(trainer, name)
+
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         raise ValueError(
             f"{name} does not support tools, images or a rollout_func: use grpo or vote with those"
         )
+
     rows = args.per_device_train_batch_size * args.steps_per_generation
     if (trainer.is_fsdp_enabled or trainer.use_vllm) and rows % group_size:
         raise ValueError(
@@ -227,6 +250,7 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
         raise ValueError(
             f"beta = {args.beta:g}: sharded runs load the reference from disk: pass a model folder"
         )
+
     return False
 
 

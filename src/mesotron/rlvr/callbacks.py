@@ -45,18 +45,25 @@ class RunLog(TrainerCallback):
     """Writes metrics.jsonl (a row per step) and samples.jsonl (completions), and shows both."""
 
     def __init__(self, run: RunFolder, view: LiveView, trainer: Any, refuse: bool = True) -> None:
-        self.run, self.view, self.trainer, self.refuse = run, view, trainer, refuse
+        self.run = run
+        self.view = view
+        self.trainer = trainer
+        self.refuse = refuse
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs is None or "loss" not in logs:  # Transformers' summary at the end
             return
+
         step = state.global_step
         if state.is_world_process_zero:
             row = {key: value for key, value in logs.items() if value is not None}
             self.run.append("metrics", {"step": step, **row})
+
             if "reward" in logs:  # this step sampled, rather than reused a rollout
                 self._keep_samples(step)
+
             self.view.update(step, logs)
+
         if self.refuse and not math.isfinite(logs["loss"]):
             # The weights may be broken, so they are not saved.
             raise ValueError(
@@ -66,14 +73,18 @@ class RunLog(TrainerCallback):
 
     def _keep_samples(self, step: int) -> None:
         logs = self.trainer._logs
+
         # In the order of the reward functions; self-labeled runs log some with weight 0.
         rewards = [list(values) for values in logs["rewards"].values()]
         weights = self.trainer.reward_weights.tolist()
         for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):
             earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
-            prompt, turns = logs["prompt"][k], logs["completion"][k]
+            prompt = logs["prompt"][k]
+
+            turns = logs["completion"][k]
             if not isinstance(turns, str):
                 turns = "\n".join(str(x.get("content") or x.get("tool_calls") or "") for x in turns)
+
             sample = {
                 "step": step,
                 "prompt": prompt if isinstance(prompt, str) else str(prompt[-1]["content"]),
@@ -81,6 +92,7 @@ class RunLog(TrainerCallback):
                 "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
             }
+
             self.run.append("samples", sample)
             if k == 0:
                 self.view.show_transcript(f"{sample['prompt'][-200:]}\n{sample['completion']}")
@@ -96,6 +108,7 @@ class StepEnd(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.step_start = time.perf_counter()
         self.trainer.update_start = self.trainer._step
+
         if self.trainer.last_step is None:
             self.on_epoch_begin()
 
@@ -106,11 +119,13 @@ class StepEnd(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
+
         # Terms of the loss that need no signal.
         others = trainer.beta or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled
         ours = not others and unwrap_optimizer(trainer.optimizer) is not None
         if trainer.silent and (ours or trainer.objective.dynamic_sampling != "off"):
             trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
+
         data = trainer.train_dataset
         if trainer.fast.sampler is not None and isinstance(data, Rows) and data.latest:
             # Tokenize the next prompts while the GPU still runs the backward pass.
@@ -118,6 +133,7 @@ class StepEnd(TrainerCallback):
             rows = trainer.curriculum.place(rows) if trainer.curriculum else rows
             trainer._tokenize_prompts([row["prompt"] for row in rows])
             data.latest = ()
+
         self.optimizer_start = time.perf_counter()
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -128,11 +144,14 @@ class StepEnd(TrainerCallback):
         if trainer.auxiliary_norm is not None:
             trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
             trainer.auxiliary_norm = None
+
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
+
         if trainer.average is not None:
             trainer.average.add(trainer.policy, trainer.average_decay)
             trainer.end_with_average()
+
         spent = time.perf_counter() - self.step_start
         trainer._note({"time/step": spent, "time/optimizer": self.optimizer_time})
 
@@ -160,7 +179,9 @@ class Spending(TrainerCallback):
     def __init__(
         self, meter: Meter, trainer: Any, eval_every: int = 0, evaluates_at_end: bool = False
     ) -> None:
-        self.meter, self.trainer, self.eval_every = meter, trainer, eval_every
+        self.meter = meter
+        self.trainer = trainer
+        self.eval_every = eval_every
         self.evaluates_at_end = evaluates_at_end
         self.stopped_by: str | None = None
 
@@ -171,13 +192,16 @@ class Spending(TrainerCallback):
             raise ValueError(f"{reason}: raise it and resume")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        meter, left = self.meter, state.max_steps - state.global_step
+        meter = self.meter
+        left = state.max_steps - state.global_step
         meter.step()
+
         for name, seconds in {"spent": meter.spent, "projected": meter.projected(left)}.items():
             dollars = None if seconds is None else meter.dollars(seconds)
             for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
                 if value is not None:
                     self.trainer._metrics["train"][key].append(value)
+
         reason = broadcast(self._refusal(state)) if left else None
         if reason is not None:
             self.stopped_by = reason
@@ -190,6 +214,7 @@ class Spending(TrainerCallback):
         step = state.global_step + 1
         evaluations = int(self.eval_every > 0 and step % self.eval_every == 0)
         evaluations += self.evaluates_at_end and step == state.max_steps
+
         return self.meter.refusal(evaluations)
 
 
@@ -198,11 +223,20 @@ class EvalEvery(TrainerCallback):
     user's own their mean, as eval/reward."""
 
     def __init__(
-        self, every: int, trainer: Any, score: Callable[[], float], start: float, problems: int,
+        self,
+        every: int,
+        trainer: Any,
+        score: Callable[[], float],
+        start: float,
+        problems: int,
         name: str = "eval/greedy",
-    ) -> None:  # fmt: skip
-        self.every, self.trainer, self.score = every, trainer, score
-        self.start, self.problems, self.name = start, problems, name
+    ) -> None:
+        self.every = every
+        self.trainer = trainer
+        self.score = score
+        self.start = start
+        self.problems = problems
+        self.name = name
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = state.global_step % self.every == 0
@@ -216,7 +250,9 @@ class ForgettingProbe(TrainerCallback):
     """Puts forgetting/nll into the first row (that of the start) and the row of every n-th step."""
 
     def __init__(self, every: int, trainer: Any, blocks: Tensor) -> None:
-        self.every, self.trainer, self.blocks = every, trainer, blocks
+        self.every = every
+        self.trainer = trainer
+        self.blocks = blocks
         self.start: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -245,7 +281,10 @@ class SnrProbe(TrainerCallback):
     def __init__(self, every: int, trainer: Any) -> None:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise ValueError(f"--watch.snr-every {every} needs whole gradients, not sharded ones")
-        self.every, self.trainer, self._cost_logged = every, trainer, False
+
+        self.every = every
+        self.trainer = trainer
+        self._cost_logged = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (state.global_step + 1) % self.every == 0:
@@ -257,6 +296,7 @@ class SnrProbe(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._cost_logged or not {"time/snr", "time/step"} <= (logs or {}).keys():
             return
+
         self._cost_logged = True
         if state.is_world_process_zero:
             probe = logs["time/snr"]
@@ -270,34 +310,43 @@ def measure_snr(trainer: Any) -> dict[str, float]:
     parts = list(step_parts(trainer))
     if len(parts) < 2:
         return {}
+
     params = [p for p in trainer.model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p, dtype=torch.float32) for p in params]
     squares: list[float] = []
-    metrics, generators = trainer._metrics["train"], random_state()
+    metrics = trainer._metrics["train"]
+    generators = random_state()
     logged = {name: list(values) for name, values in metrics.items()}
+
     for part in parts:
         kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
         with trainer.compute_loss_context_manager():
             loss = trainer._compute_loss(trainer.model, part)
+
         vars(trainer).update(kept)
         made = torch.autograd.grad(loss, params, allow_unused=True)
         gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(params, made)]
         squares.append(squared_norm(gradients))
+
         for sum_of, gradient in zip(total, gradients, strict=True):
             sum_of += gradient
+
     restore_random_state(generators)
     metrics.clear()  # the loss logged its metrics a second time
     metrics.update(logged)
+
     return snr_from_norms(squares, squared_norm(total))
 
 
 def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
     number = trainer.current_gradient_accumulation_steps
     buffer = trainer._buffered_inputs
+
     used = [buffer[(trainer._step - k) % len(buffer)] for k in range(number, 0, -1)]
     if number > 1:
         yield from used
         return
+
     rows = len(used[0]["completion_ids"])
     count = next((k for k in range(min(SNR_PARTS, rows), 1, -1) if rows % k == 0), 1)
     yield from split_tensor_dict(used[0], count)

@@ -28,7 +28,9 @@ class Chat:
         from mesotron.optim.device import choose_device
 
         device = choose_device(config.device, config.threads)
-        self.name, self.config, self.messages = subject.name, config, list(system)
+        self.name = subject.name
+        self.config = config
+        self.messages = list(system)
         self.model, self.tokenizer = subject.load(device)
 
     def answer(self, prompt: str) -> str:
@@ -36,32 +38,52 @@ class Chat:
 
         settings = self.config
         self.messages.append({"role": "user", "content": prompt})
+
         (completion,) = generate(
-            self.model, self.tokenizer, [render(self.messages, self.tokenizer)],
-            max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed,
-        )  # fmt: skip
+            self.model,
+            self.tokenizer,
+            [render(self.messages, self.tokenizer)],
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+        )
+
         self.messages.append({"role": "assistant", "content": completion.text})
         return completion.text + (" [cut off: --max-tokens]" if completion.truncated else "")
 
 
 def run(config: ChatConfig) -> int:
-    subject, console = find_subject(config.model), SafeConsole(highlight=False)
+    subject = find_subject(config.model)
+    console = SafeConsole(highlight=False)
     if config.compare and subject.start is None:
         raise ValueError(f"--compare needs a run, which knows its start: {config.model} is none")
+
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
+
     subjects = [subject]
     if config.compare and subject.start is not None:
         name = f"{subject.start.name} (before)"
-        subjects.insert(0, replace(subject, name=name, model=subject.start, adapter=None))
+        subjects.insert(
+            0,
+            replace(
+                subject,
+                name=name,
+                model=subject.start,
+                adapter=None,
+            ),
+        )
+
     system = system_of(config, subject)
     chats = [Chat(one, system, config) for one in subjects]
     if config.prompt is not None:
         say(chats, config.prompt, console)
         return 0
+
     asks = "you> " if sys.stdin.isatty() else ""
     if asks:
         console.print(f"Ctrl-D ends, {NEW} starts another conversation")
+
     try:
         while True:
             prompt = input(asks).strip()
@@ -72,6 +94,7 @@ def run(config: ChatConfig) -> int:
                 say(chats, prompt, console)
     except (EOFError, KeyboardInterrupt):
         print(end="\n" if asks else "")
+
     return 0
 
 
@@ -80,6 +103,7 @@ def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
         return [{"role": "system", "content": config.system}] if config.system else []
     if subject.start is None:
         return []
+
     task = replace(eval_defaults(config.model).task, few_shot=0)
     return build_prompt(Problem("", None, ""), task, FORMATS[task.format])[:-1]
 
@@ -89,8 +113,10 @@ def say(chats: Sequence[Chat], prompt: str, console: SafeConsole) -> None:
     if len(chats) == 1:
         console.print(answers[0], soft_wrap=True)
         return
+
     table = Table(box=box.SIMPLE_HEAD, expand=True)
     for chat in chats:
         table.add_column(Text(chat.name), ratio=1)
+
     table.add_row(*answers)
     console.print(table)

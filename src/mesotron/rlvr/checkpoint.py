@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 # Checkpoints hold whole weights by name; LoRA's leave the frozen ones out.
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 # Markers in the JSON: a dict whose only key is one of these is not plain state.
-TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
+TENSOR = "__tensor__"
+TUPLE = "__tuple__"
+PAIRS = "__pairs__"
 SHARD = "__shard__"  # a process's part of a sharded tensor
 
 
@@ -72,18 +74,23 @@ class SafeCheckpoints(Mixin):
             newest, damaged = checkpoints.newest_whole(root)
             for wrong in damaged:
                 log.warning("skipping a damaged checkpoint: %s", wrong)
+
             if newest is None:
                 raise ValueError(f"{root} has no complete checkpoint to resume from")
+
             resume_from_checkpoint = str(newest.path)
         elif resume_from_checkpoint and (wrong := checkpoints.damage(Path(resume_from_checkpoint))):
             raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
+
         if resume_from_checkpoint:
             self.resumed_from = Path(resume_from_checkpoint)
+
         frozen = gc.get_freeze_count() > 0  # by the caller, who would not want it undone
         if not frozen:
             # Every few steps Python would search all of the libraries' objects, for 0.3 s, in vain.
             gc.collect()
             gc.freeze()
+
         try:
             return super().train(resume_from_checkpoint or None, **kwargs)
         finally:
@@ -93,8 +100,10 @@ class SafeCheckpoints(Mixin):
     # Writing
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root, step = Path(self._get_output_dir(trial)), self.state.global_step
-        draft, main = checkpoints.draft_path(root, step), self.args.should_save
+        root = Path(self._get_output_dir(trial))
+        step = self.state.global_step
+        draft = checkpoints.draft_path(root, step)
+        main = self.args.should_save
         self.store_flos()
 
         def start() -> None:
@@ -120,22 +129,27 @@ class SafeCheckpoints(Mixin):
         # Each process writes its own state; the main one writes the rest.
         if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self.accelerator.is_fsdp2):
             raise ValueError("flat shards (DeepSpeed, FSDP1) cannot be saved exactly: use FSDP2")
+
         weights = None
         if self.is_fsdp_enabled:  # a collective call; tied weights are held once
             tied = self.model.all_tied_weights_keys
             whole = self.accelerator.get_state_dict(self.model)
             weights = {name: w for name, w in whole.items() if name not in tied}
+
         scaler = self.accelerator.scaler
         steps = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.lr_scheduler.state_dict(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
+
         if self.args.should_save:
             self._save(str(draft), weights)
             self.state.save_to_json(str(draft / "trainer_state.json"))
+
         if self.args.should_save or self.is_fsdp_enabled:
             save_state(draft, self._optimizer_file(), steps)
+
         own = self.last_step or self.process_state()
         save_state(draft, f"process-{self.args.process_index}", own)
 
@@ -144,7 +158,13 @@ class SafeCheckpoints(Mixin):
         parts = {name: part.state_dict() for name, part in self.stateful.items()}
         parts |= {k: copy.deepcopy(x) for k, x in parts.items() if k not in ("anchor", "average")}
         tokens = self.state.num_input_tokens_seen
-        return {"random": random_state(), "stateful": parts, "tokens": tokens, **self.own_state()}
+
+        return {
+            "random": random_state(),
+            "stateful": parts,
+            "tokens": tokens,
+            **self.own_state(),
+        }
 
     def save_last_step(self) -> None:
         """After an error in a rollout, save as if training had stopped before it."""
@@ -162,23 +182,28 @@ class SafeCheckpoints(Mixin):
         # Weights and tokenizer; Transformers would add its arguments as a pickle.
         folder = output_dir or self.args.output_dir
         self.model.save_pretrained(folder, state_dict=state_dict)
+
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
     # Reading
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder, model = Path(resume_from_checkpoint), model or self.model
+        folder = Path(resume_from_checkpoint)
+        model = model or self.model
         if (folder / "adapter_model.safetensors").exists():
             load_adapter(model, folder)
             return
+
         files = sorted(folder.glob("model*.safetensors"))
         if not files:
             why = "has no weights as safetensors: resume from another checkpoint"
             raise ValueError(f"{folder} {why}")
+
         saved: dict[str, Any] = {}
         for path in files:
             saved |= load_file(path)
+
         # Shards whole weights where the model is sharded, and copies them where it is not.
         missing, unexpected = set_model_state_dict(model, saved, options=WHOLE)
         tied = set(model.all_tied_weights_keys)  # saved once, under the other name
@@ -188,21 +213,26 @@ class SafeCheckpoints(Mixin):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
+
         own = self._load_process_state(checkpoint)
         steps = self._load_optimizer(Path(checkpoint))
         self.lr_scheduler.load_state_dict(steps["scheduler"])
+
         if steps["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(steps["scaler"])
+
         for name, part in self.stateful.items():
             if name not in own["stateful"]:
                 raise ValueError(f"{checkpoint} has no state of {name}: it was written without")
             part.load_state_dict(own["stateful"][name])
+
         self.load_own_state(own)
 
     def _load_optimizer(self, checkpoint: Path) -> dict[str, Any]:
         steps = load_state(checkpoint, self._optimizer_file())
         shard_like_parameters(steps["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(steps["optimizer"])
+
         return steps
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -216,6 +246,7 @@ class SafeCheckpoints(Mixin):
                 f"{checkpoint} was written by {writers} processes and cannot be resumed exactly by "
                 f"{self.args.world_size}: start as many as before"
             )
+
         return load_state(Path(checkpoint), f"process-{self.args.process_index}")
 
     def restore_policy(self, checkpoint: Path) -> None:
@@ -223,6 +254,7 @@ class SafeCheckpoints(Mixin):
         `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
+
         if averages := self.stateful.keys() & {"anchor", "average"}:
             own = self._load_process_state(str(checkpoint))["stateful"]
             for name in averages:
@@ -235,6 +267,7 @@ def load_adapter(model: Any, folder: Path) -> None:
     saved = load_file(folder / "adapter_model.safetensors")
     if any(weight.dtype == torch.float32 for weight in saved.values()):
         widen_adapters(model)  # now: TRL rounded them, and the optimizer comes after the weights
+
     trains = [name for name, _ in trainable(model)]
     if is_sharded(model):
         # PEFT would copy whole weights into shards. Its files omit the adapter's name.
@@ -246,6 +279,7 @@ def load_adapter(model: Any, folder: Path) -> None:
         result = set_peft_model_state_dict(model, saved)
         missing = set(result.missing_keys).intersection(trains)  # frozen ones are not saved
         wrong = [*result.unexpected_keys, *sorted(missing)]
+
     if wrong:
         raise ValueError(f"{folder} holds a different adapter: {', '.join(wrong[:3])}")
 
@@ -272,9 +306,11 @@ def all_or_none(action: Callable[[], None], step: int) -> None:
         action()
     except Exception as raised:  # raised below, once the other processes know
         error = raised
+
     errors = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
     if error is not None:
         raise error
+
     for number, text in enumerate(errors):
         if text is not None:
             raise ValueError(
@@ -288,6 +324,7 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
     weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
     held = [w.detach() for w in weights if w.numel() and w.is_floating_point()]
     peaks = torch._foreach_norm(held, float("inf")) if held else []  # pyright: ignore
+
     if not all(bool(peak.isfinite()) for peak in peaks):
         raise ValueError(
             f"weights are not finite after step {step}, so training stopped and this step was not "
@@ -302,6 +339,7 @@ def save_state(folder: Path, name: str, tree: Any) -> None:
     tensors: dict[str, Tensor] = {}
     plain = take_tensors_out(tree, name, tensors)
     (folder / f"{name}.json").write_text(json.dumps(plain))
+
     if tensors:
         save_file(tensors, folder / f"{name}.safetensors")
 
@@ -316,17 +354,21 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors[path] = own_memory(tree.to_local() if isinstance(tree, DTensor) else tree)
         return {SHARD if isinstance(tree, DTensor) else TENSOR: path}
+
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
+
     if isinstance(tree, dict):
         items = [
             (key, take_tensors_out(item, f"{path}.{key}", tensors)) for key, item in tree.items()
         ]
         named = all(isinstance(key, str) for key in tree)
         return dict(items) if named else {PAIRS: [[key, item] for key, item in items]}
+
     if type(tree) in (list, tuple):
         items = [take_tensors_out(item, f"{path}.{k}", tensors) for k, item in enumerate(tree)]
         return items if type(tree) is list else {TUPLE: items}
+
     raise ValueError(f"{path} is a {type(tree).__name__}; checkpoints hold plain values, tensors")
 
 
@@ -341,6 +383,7 @@ def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
         return Shard(tensors[plain[SHARD]])
     if plain.keys() == {TUPLE}:
         return tuple(put_tensors_back(plain[TUPLE], tensors))
+
     pairs = plain[PAIRS] if plain.keys() == {PAIRS} else plain.items()
     return {key: put_tensors_back(item, tensors) for key, item in pairs}
 
@@ -353,9 +396,13 @@ class Shard:
 
     def like(self, other: DTensor) -> DTensor:
         return DTensor.from_local(
-            self.local.to(other.device), other.device_mesh, other.placements,
-            run_check=False, shape=other.shape, stride=other.stride(),
-        )  # fmt: skip
+            self.local.to(other.device),
+            other.device_mesh,
+            other.placements,
+            run_check=False,
+            shape=other.shape,
+            stride=other.stride(),
+        )
 
 
 def own_memory(tensor: Tensor) -> Tensor:
@@ -380,5 +427,6 @@ def restore_random_state(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
+
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

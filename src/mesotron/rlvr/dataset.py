@@ -41,6 +41,7 @@ class Rows(Dataset):
         for row in read.values():
             if isinstance(row.get("prompt"), list):
                 row["prompt"] = Chat(row["prompt"])
+
         self.latest = [row for row in read.values() if "prompt" in row]
         return [dict(read[key]) for key in keys]
 
@@ -105,6 +106,7 @@ class Curriculum:
 def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
     messages = [prompts.build_prompt(p, config, task.format, task.examples) for p in task.train]
     chat = tokenizer.chat_template is not None
+
     columns = {
         "prompt": messages if chat else [prompts.plain_text(one) for one in messages],
         "gold": [problem.gold for problem in task.train],
@@ -113,6 +115,7 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
     if any(problem.columns for problem in task.train):
         # As JSON: Arrow would force one type on a column, and TRL takes some names for images.
         columns["columns"] = [json.dumps(p.columns, default=str) for p in task.train]
+
     return Rows.from_dict(columns)  # pyright: ignore
 
 
@@ -141,11 +144,13 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     plain = has_replies and config.task.system is None  # replies are in no format to ask for
     settings = replace(config.task, system="") if plain else config.task
     rendered = prompts.render_prompts(problems, settings, tokenizer, task.examples)
+
     texts = []
     for problem, prompt in zip(problems, rendered, strict=True):
         # The question itself decides whether its answer stands outside the format.
         loose = digest(problem.question, "loose") / 2**64 < config.loose
         texts.append((prompt, prompts.solved_text(problem, None if loose else task.format)))
+
     pairs = prompts.demonstrate(texts, tokenizer) if texts else []
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
     if not fitting:
@@ -153,12 +158,15 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
             f"none of the {len(task.train)} training problems has a gold answer and fits in "
             f"{config.max_tokens} tokens: raise --max-tokens or check the data"
         )
+
     if len(fitting) < len(task.train):
         message = "%d of %d problems train: the others have no answer or exceed --max-tokens %d"
         log.warning(message, len(fitting), len(task.train), config.max_tokens)
+
     ids = [prompt + completion for prompt, completion in fitting]
     labels = [[IGNORED] * len(prompt) + completion for prompt, completion in fitting]
     rows = Dataset.from_dict({"input_ids": ids, "labels": labels})
+
     return rows.select(reading_order(len(fitting), config.steps * config.batch, config.seed))
 
 
@@ -170,4 +178,5 @@ def reading_order(rows: int, count: int, seed: int) -> Sequence[int]:
         epoch = list(range(rows))
         rng.shuffle(epoch)
         order += epoch
+
     return order[:count]

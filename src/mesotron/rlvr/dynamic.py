@@ -41,7 +41,9 @@ class PromptStream:
     """Further prompts in an order of their own, shared by all processes and kept in checkpoints."""
 
     def __init__(self, num_prompts: int, seed: int) -> None:
-        self.num_prompts, self.seed, self.taken = num_prompts, seed, 0
+        self.num_prompts = num_prompts
+        self.seed = seed
+        self.taken = 0
         self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, number: int) -> list[int]:
@@ -53,8 +55,10 @@ class PromptStream:
                 generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + epoch)
                 order = torch.randperm(self.num_prompts, generator=generator).tolist()
                 self._order = epoch, order
+
             rows.append(self._order[1][place])
             self.taken += 1
+
         return rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,23 +87,30 @@ class Resampler:
     added: int = 0  # prompts per process by which the latest first round was larger
 
     def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
-        G, own = self.group_size, len(inputs)
+        G = self.group_size
+        own = len(inputs)
+
         # Blocks do not exchange groups: processes, or single groups where one spans processes.
         blocks = self.world if own % G == 0 else own * self.world // G
         batches, spreads = self._first_round(inputs, blocks, score)
         widest = self.objective.dynamic_choice == "widest"
-        chosen, rounds = fill_places(spreads, blocks, widest), 1
+        chosen = fill_places(spreads, blocks, widest)
+
+        rounds = 1
         while missing_places(chosen, blocks) and rounds < self.objective.dynamic_max_rounds:
             batch, spread = score(self._further(missing_places(chosen, blocks), blocks))
             batches.append(batch)
             spreads.append(spread)
-            chosen, rounds = fill_places(spreads, blocks, widest), rounds + 1
+            chosen = fill_places(spreads, blocks, widest)
+            rounds = rounds + 1
+
         sizes = [_num_rows(batch) for batch in batches]
         rows = []
         for row in range(self.rank * own, (self.rank + 1) * own):
             place, offset = divmod(row, G)
             number, source = chosen[place] or Source(0, place)
             rows.append((number, source * G + offset - self.rank * sizes[number]))
+
         return Resampled(merge_rows(batches, rows), [one is None for one in chosen], rounds)
 
     def _first_round(
@@ -111,16 +122,21 @@ class Resampler:
         if first == len(inputs):
             batch, spread = score(inputs)
             return [batch], [spread]
-        own, each = len(inputs) // G, first // G  # groups per process
+
+        own = len(inputs) // G
+        each = first // G  # groups per process
         self.added = each - own
         batch, spread = score([*inputs, *self._further(self.added, blocks)])
         by_process = [spread[k : k + each] for k in range(0, len(spread), each)]
+
         spreads = [
             [x for groups in by_process for x in groups[part]]
             for part in (slice(own), slice(own, None))
         ]
+
         parts = (slice(len(inputs)), slice(len(inputs), None))  # scalars stay in both
         split = [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
+
         return split, spreads
 
     def ahead(self) -> list[Row]:
@@ -128,6 +144,7 @@ class Resampler:
         taken = self.stream.taken
         rows = self._further(self.added, self.world)
         self.stream.taken = taken
+
         return rows
 
     def _further(self, number: int, blocks: int) -> list[Row]:
@@ -137,6 +154,7 @@ class Resampler:
         own = rows[self.rank * share :][:share]
         distinct = list(dict.fromkeys(own))
         read = dict(zip(distinct, self.dataset.__getitems__(distinct), strict=True))
+
         return [dict(read[row]) for row in own]
 
 
@@ -155,14 +173,18 @@ def fill_places(
             share = len(groups) // blocks
             places = range(block * share, (block + 1) * share)
             candidates += [Source(number, place) for place in places if groups[place] > 0]
+
         if widest:  # a stable sort: of equals the first
             candidates.sort(key=lambda source: -rounds[source.round][source.place])
+
         candidates = candidates[:size]
         own = {source.place: source for source in candidates if source.round == 0}
         rest = iter(source for source in candidates if source.round > 0)
+
         # A group of the first round keeps its place, so nothing moves when nothing is missing.
         places = range(block * size, (block + 1) * size)
         chosen += [own[place] if place in own else next(rest, None) for place in places]
+
     return chosen
 
 
@@ -177,18 +199,22 @@ def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batc
     """One batch, padded to one length, of (round, row) pairs; scalars are the first round's."""
     if any(key in rounds[0] for key in IMAGES):
         raise ValueError("dynamic_sampling='resample' does not support images: use 'drop'")
+
     used = sorted({number for number, _ in rows})
     sizes = [_num_rows(rounds[number]) for number in used]
     starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))
     places = torch.tensor([starts[number] + row for number, row in rows])
+
     merged = {}
     for key, first in rounds[0].items():
         if first.ndim == 0:
             merged[key] = first
             continue
+
         parts = [rounds[number][key] for number in used]
         width = max(part.shape[1] for part in parts) if first.ndim > 1 else 0
         merged[key] = torch.cat([_pad(part, width, key) for part in parts])[places.to(first.device)]
+
     return merged
 
 
@@ -200,5 +226,6 @@ def _pad(rows: Tensor, width: int, key: str) -> Tensor:
     short = width - rows.shape[1] if rows.ndim > 1 else 0
     if not short:
         return rows
+
     end = (short, 0) if key in LEFT_PADDED else (0, short)
     return torch.nn.functional.pad(rows, end, value=PADDING.get(key, 0))

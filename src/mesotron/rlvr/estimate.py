@@ -49,7 +49,11 @@ class Shape(NamedTuple):
     @property
     def matrices(self) -> list[tuple[int, int]]:
         """Outputs and inputs of the linear layers of one layer."""
-        h, q, kv, f = self.hidden, self.query, self.key_value, self.intermediate
+        h = self.hidden
+        q = self.query
+        kv = self.key_value
+        f = self.intermediate
+
         return [(q, h), (kv, h), (kv, h), (h, q), (f, h), (f, h), (h, f)]
 
     query = property(lambda self: self.heads * self.head_dim)
@@ -74,22 +78,31 @@ def find_shape(name: str) -> Shape | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     folders = [TINY_WEIGHTS if name == "tiny" else Path(name).expanduser()]
     folders += (cache / f"models--{name.replace('/', '--')}" / "snapshots").glob("*")
+
     file = next((one / "config.json" for one in folders if (one / "config.json").is_file()), None)
     if file is None:
         plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
         plain = "smollm2-135m" if plain == "smollm2" else plain
         return next((shape for key, shape in SHAPES.items() if f"{key}-" in f"{plain}-"), None)
+
     config = read_json(file)
     text = config.get("text_config") or config
     try:
-        hidden, heads = text["hidden_size"], text["num_attention_heads"]
+        hidden = text["hidden_size"]
+        heads = text["num_attention_heads"]
         kind = text.get("model_type", "")
+
         return Shape(
-            text["num_hidden_layers"], hidden, text["intermediate_size"], heads,
-            text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads,
-            text["vocab_size"], bool(text.get("tie_word_embeddings", True)),
+            text["num_hidden_layers"],
+            hidden,
+            text["intermediate_size"],
+            heads,
+            text.get("num_key_value_heads") or heads,
+            text.get("head_dim") or hidden // heads,
+            text["vocab_size"],
+            bool(text.get("tie_word_embeddings", True)),
             "qwen3" in kind or "gemma3" in kind,
-        )  # fmt: skip
+        )
     except (KeyError, TypeError, ZeroDivisionError):
         return None  # another architecture
 
@@ -124,9 +137,12 @@ def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Len
     config = choose_precision(config, device.bf16 > 0)
     config = choose_speed(config, gpu is not None, shape.parameters)
     model = _Model(config, shape, gpu, lengths)
-    rollout, objective, world = config.rollout, model.objective, num_processes()
+    rollout = config.rollout
+    objective = model.objective
+    world = num_processes()
     sizes = trl_arguments(config.objective, rollout, config.optim, world)
-    micro, accumulated = sizes["per_device_train_batch_size"], sizes["gradient_accumulation_steps"]
+    micro = sizes["per_device_train_batch_size"]
+    accumulated = sizes["gradient_accumulation_steps"]
     trained = micro * accumulated  # rows of one update
     first = first_round_prompts(config.objective, rollout, world) / world
     beside = objective.momentum_generations or 0 if objective.name == "corewarding" else 0
@@ -134,6 +150,7 @@ def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Len
     prompts = trained / (rollout.generations if rollout.fast else 1)  # fast shares them
     tokens = prompts * lengths.prompt + trained * lengths.longest
     scored = trained * lengths.completion
+
     # Log-probabilities of the policy that sampled, and of the reference.
     extra = (rollout.updates > 1 or rollout.vllm != "off") + bool(objective.beta)
     seconds = {
@@ -143,6 +160,7 @@ def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Len
         "train": model.pass_seconds(tokens, scored, accumulated, training=True),
         "optimizer": model.optimizer_seconds(),
     }
+
     seconds["other"] = FIT.seconds_per_step + FIT.rest * sum(seconds.values())
     return Prediction(seconds, model.memory(rows, micro), device.memory)
 
@@ -153,10 +171,14 @@ class _Model:
     def __init__(
         self, config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths
     ) -> None:
-        self.config, self.shape, self.gpu, self.lengths = config, shape, gpu, lengths
+        self.config = config
+        self.shape = shape
+        self.gpu = gpu
+        self.lengths = lengths
         self.device = CPU if gpu is None else DEVICES[gpu]
         self.objective = resolve(config.objective, config.rollout.generations)
-        dtype, self.lora = config.model.dtype, config.model.lora
+        dtype = config.model.dtype
+        self.lora = config.model.lora
         wide = dtype == "float32" or not self.device.bf16  # float32 products
         self.mixed = dtype == "mixed" and not wide
         self.weight_bytes = 4 if wide or self.mixed else 2
@@ -164,9 +186,13 @@ class _Model:
         self.flops = 1e12 * (self.device.fp32 * 0.8 if wide else self.device.bf16 * FIT.matmul)
         self.bytes = 1e9 * self.device.bandwidth * FIT.traffic
         r = self.lora
-        self.trained_matrices = shape.matrices if not r else [
-            pair for m, n in shape.matrices for pair in ((r, n), (m, r))
-        ]  # fmt: skip
+
+        self.trained_matrices = (
+            shape.matrices
+            if not r
+            else [pair for m, n in shape.matrices for pair in ((r, n), (m, r))]
+        )
+
         adapters = shape.layers * sum(m * n for m, n in self.trained_matrices)
         self.trained = adapters if r else shape.parameters
         self.trained_bytes = 4 if r else self.weight_bytes  # PEFT keeps adapters in float32
@@ -174,16 +200,19 @@ class _Model:
     @property
     def activation_bytes(self) -> float:
         """Saved for the backward pass by one layer for one token."""
-        s, b = self.shape, self.compute_bytes
+        s = self.shape
+        b = self.compute_bytes
         norms = 2 * (4 + 2 * b) * s.hidden
         attention = (5 if s.heads != s.kv_heads else 4) * b * s.query
         attention += (4 + b) * (s.query + s.key_value) * s.head_norms
+
         return norms + attention + 4 * b * s.intermediate
 
     def pass_seconds(self, tokens: float, scored: float, passes: int, training: bool) -> float:
         """A forward (and backward) pass over `tokens` with log-probabilities of `scored` of them,
         in `passes` micro-batches."""
-        s, again = self.shape, self.config.model.gradient_checkpointing
+        s = self.shape
+        again = self.config.model.gradient_checkpointing
         through = (2 if self.lora else 3) + again if training else 1
         head = (3 if self.lora else 4) if training else 1
         context = self.lengths.prompt + self.lengths.longest
@@ -194,16 +223,21 @@ class _Model:
         launches = (
             passes * s.layers * (FIT.launches_lora if self.lora else 1) * (self.gpu is not None)
         )
+
         host = launches * (FIT.eager_training if training else FIT.eager_forward)
         if self.config.rollout.fast and not again:
             host *= 0.25  # recorded passes
+
         return max(flops / self.flops + traffic / self.bytes, host)
 
     def decode_seconds(self, rows: float) -> float:
         """Sampling `rows` completions, prompts included."""
-        s, rollout, lengths = self.shape, self.config.rollout, self.lengths
+        s = self.shape
+        rollout = self.config.rollout
+        lengths = self.lengths
         graph = rollout.fast or rollout.vllm != "off"
         cache = self.cache_bytes(rows, lengths.prompt + lengths.longest / 2)
+
         # `generate` copies the cache for each token and repeats it for each group of heads.
         repeats = s.heads / s.kv_heads
         cache *= 1 if graph else 3 + (2 * repeats if repeats > 1 else 0)
@@ -211,27 +245,33 @@ class _Model:
         weights *= 2 if self.mixed and not graph else 1  # cast for each token
         token = (weights + cache + rows * s.vocabulary * 4 * 8) / self.bytes
         token += rows * 2 * (s.linear + s.embedding) / self.flops
+
         host = FIT.eager_token + FIT.head_norms * s.head_norms + FIT.eager_lora * bool(self.lora)
         if self.gpu is not None and graph:
             fused = not (s.head_norms or rollout.vllm != "off")
             token += s.layers * (FIT.fused_token if fused else FIT.graph_token)
         elif self.gpu is not None:
             token = max(token, s.layers * host)
+
         prompts = rows / rollout.generations if graph else rows
         return self.pass_seconds(prompts * lengths.prompt, 0, 1, False) + lengths.longest * token
 
     def optimizer_seconds(self) -> float:
-        s, optim = self.shape, self.config.optim
+        s = self.shape
+        optim = self.config.optim
+
         # Weight, gradient and state are read and written.
         seconds = self.trained * (2 * self.trained_bytes + 20) / self.bytes
         if optim.name == "adamw":
             return seconds
+
         # Five steps on m x n: the Gram matrix, its square, and the product with X.
         sides = [sorted(pair) for pair in self.trained_matrices]
         flops = s.layers * sum(5 * m * m * (4 * n + 2 * m) for m, n in sides)
         fused = optim.fused and self.gpu in ("h100", "h200")
         seconds += flops / self.flops * (0.7 if fused else 1.5)
         launches = 0 if fused or self.gpu is None else s.layers * len(sides)
+
         return seconds + launches * FIT.optimizer_launch
 
     def cache_bytes(self, rows: float, tokens: float) -> float:
@@ -239,34 +279,45 @@ class _Model:
         return 2 * s.key_value * s.layers * self.compute_bytes * rows * tokens
 
     def memory(self, rows: float, micro: int) -> dict[str, float]:
-        s, config, lengths, b = self.shape, self.config, self.lengths, self.compute_bytes
+        s = self.shape
+        config = self.config
+        lengths = self.lengths
+        b = self.compute_bytes
         width = lengths.prompt + lengths.longest
+
         saved = micro * width * s.layers * self.activation_bytes
         if config.model.gradient_checkpointing:
             saved = micro * width * (s.layers * b * s.hidden + self.activation_bytes)
+
         saved += micro * width**2 * b  # the mask
         tile = min(1, micro * lengths.completion / 4096) * min(1, s.vocabulary / 32768)
+
         # The head's gradient is summed in float32.
         head = HEAD_TILE * tile + (0 if self.lora else 4 * s.embedding)
         gradients = self.trained * self.trained_bytes
         matrices = self.trained if self.lora else s.linear
         adamw = config.optim.name == "adamw"
+
         phases = {
             "generation": self.cache_bytes(rows, width * (1 + 1 / s.layers))
             + rows * (s.vocabulary * 16 + lengths.prompt * b * (6 * s.hidden + 3 * s.intermediate)),
             "activations and gradients": saved + head + gradients,
             "optimizer step": gradients + (0 if adamw else min(3.2 * GIB, 12 * matrices)),
         }
+
         largest = max(phases, key=lambda name: phases[name])
         rounded = QUANTIZED_BYTES.get(config.model.load, self.weight_bytes)
         weights = s.linear * rounded + (s.parameters - s.linear) * self.weight_bytes
+
         # LoRA turns its adapters off instead; corewarding refers to its anchor.
         refers = self.objective.beta and not self.lora and self.objective.name != "corewarding"
         colocated = config.rollout.vllm == "colocate"
+
         # Held between the phases: merged weights, a static cache, and a recorded pass's gradients.
         sampler = (s.linear + 2 * s.embedding) * b + self.cache_bytes(rows, width)
         records = s.parameters < RECORD_BELOW and not config.model.gradient_checkpointing
         sampler += gradients * records
+
         parts = {
             "weights": weights + self.trained * 4 * bool(self.lora),
             "casts": s.parameters * b * self.mixed,

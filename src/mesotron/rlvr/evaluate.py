@@ -139,57 +139,130 @@ def evaluate(
     prompts = [render(chat, tokenizer) for chat in chats]
     was_training = model.training
     model.eval()
-    how: dict[str, Any] = {"max_tokens": max_tokens, "batch": batch, "progress": progress}
+
+    how: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "batch": batch,
+        "progress": progress,
+    }
     if toolbox is None:
         greedy = generate(model, tokenizer, prompts, **how)
     else:
-        greedy = toolbox.play(model, tokenizer, chats, [own_row(p) for p in problems], **how)
+        greedy = toolbox.play(
+            model,
+            tokenizer,
+            chats,
+            [own_row(p) for p in problems],
+            **how,
+        )
+
     repeated = [prompt for prompt in prompts for _ in range(samples)]
-    sampled = generate(model, tokenizer, repeated, temperature=temperature, seed=seed, **how)
+    sampled = generate(
+        model,
+        tokenizer,
+        repeated,
+        temperature=temperature,
+        seed=seed,
+        **how,
+    )
+
     model.train(was_training)
     with ExitStack() as stack:
         judge = judge or Judge(FORMATS[task.format], stack.enter_context(Verifier()))
         facts = _judge(judge, greedy, problems)
         repeated = [problem for problem in problems for _ in range(samples)]
+
         sampled_facts = _judge(judge, sampled, repeated)
         for k, (f, one) in enumerate(zip(sampled_facts, sampled, strict=True)):
             # A grid or a sentence is compared as text and has no key, but can have a majority.
             text = judge.format.extract(one.text, complete=not one.truncated)
             sampled_facts[k] = replace(f, answer=f.answer or (text and " ".join(text.split())))
+
     rewards: Sequence[float | None] = [None] * len(problems)
     if reward is not None:
         shown = chats if tokenizer.chat_template else map(plain_text, chats)
         rows = [{**own_row(p), "prompt": one} for p, one in zip(problems, shown, strict=True)]
-        texts, ids = [one.text for one in greedy], [one.ids for one in greedy]
-        truncated, golds = [one.truncated for one in greedy], [p.gold for p in problems]
-        rewards = reward(texts, ids, golds, truncated, rows, facts)
-    greedy_scores, sampled_scores = score_greedy(greedy, facts, problems, rewards, seed), None
+        texts = [one.text for one in greedy]
+        ids = [one.ids for one in greedy]
+        truncated = [one.truncated for one in greedy]
+        golds = [p.gold for p in problems]
+
+        rewards = reward(
+            texts,
+            ids,
+            golds,
+            truncated,
+            rows,
+            facts,
+        )
+
+    greedy_scores = score_greedy(
+        greedy,
+        facts,
+        problems,
+        rewards,
+        seed,
+    )
+
+    sampled_scores = None
     findings: list[str] = []
+
     strict = greedy_scores.strict.value if greedy_scores.strict else 0.0
     if greedy_scores.lenient and not by_reward:
         findings += describe_format(strict, greedy_scores.lenient.value)
+
     cut, bad = (greedy_scores.rates[f"facts/{x}"] for x in ("truncated", "gold_unparseable"))
     limit = f"greedy: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
     broken = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
     findings += [limit] * (cut > MANY_TRUNCATED) + [broken] * (bad > 0)
+
     if samples:
-        sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
+        sampled_scores = score_sampled(
+            sampled,
+            sampled_facts,
+            samples,
+            temperature,
+            seed,
+        )
+
         # Paired by problem, so that the noise of problems cancels.
         gaps = []
         for k, one in enumerate(facts):
             group = sampled_facts[k * samples : (k + 1) * samples]
             gaps.append(float(one.correct) - sum(f.correct for f in group) / samples)
+
         mean = sampled_scores.pass_at[1].value
         findings += describe_temperature(bootstrap(gaps, seed), strict, mean, temperature)
+
     transcripts = []
-    for p, completion, f, earned in zip(problems, greedy, facts, rewards, strict=True):
+    for p, completion, f, earned in zip(
+        problems,
+        greedy,
+        facts,
+        rewards,
+        strict=True,
+    ):
         shown = earned if by_reward else None
         verdict = (f.answer, f.correct, f.correct_unformatted, f.truncated, shown)
-        transcripts.append(Transcript(p.id, p.question, p.gold, completion.text, *verdict))
+        transcripts.append(
+            Transcript(
+                p.id,
+                p.question,
+                p.gold,
+                completion.text,
+                *verdict,
+            )
+        )
+
     return EvalResult(
-        name, len(problems), greedy_scores, sampled_scores, findings, transcripts,
+        name,
+        len(problems),
+        greedy_scores,
+        sampled_scores,
+        findings,
+        transcripts,
         "reward" if by_reward else "accuracy",
-    )  # fmt: skip
+    )
 
 
 def _judge(
@@ -198,19 +271,25 @@ def _judge(
     texts = [completion.text for completion in completions]
     truncated = [completion.truncated for completion in completions]
     facts = judge.judge(texts, [problem.gold for problem in problems], truncated)
+
     return regrade(facts, texts, [problem.columns for problem in problems], judge.format)
 
 
 def score_greedy(
-    completions: Sequence[Completion], facts: Sequence[Facts], problems: Sequence[Problem],
-    rewards: Sequence[float | None] = (), seed: int = 0,
-) -> Greedy:  # fmt: skip
+    completions: Sequence[Completion],
+    facts: Sequence[Facts],
+    problems: Sequence[Problem],
+    rewards: Sequence[float | None] = (),
+    seed: int = 0,
+) -> Greedy:
     levels: dict[str, list[bool]] = {}
     for problem, fact in zip(problems, facts, strict=True):
         if problem.level is not None:
             levels.setdefault(str(problem.level), []).append(fact.correct)
+
     has_gold = any(problem.gold is not None for problem in problems)
     earned = [reward for reward in rewards if reward is not None]
+
     return Greedy(
         strict=wilson(sum(fact.correct for fact in facts), len(facts)) if has_gold else None,
         lenient=wilson(sum(map(_lenient, facts)), len(facts)) if has_gold else None,
@@ -222,13 +301,17 @@ def score_greedy(
 
 
 def score_sampled(
-    completions: Sequence[Completion], facts: Sequence[Facts], samples: int, temperature: float,
+    completions: Sequence[Completion],
+    facts: Sequence[Facts],
+    samples: int,
+    temperature: float,
     seed: int,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     groups = [facts[i : i + samples] for i in range(0, len(facts), samples)]
     right = [sum(fact.correct for fact in group) for group in groups]
     majority = [scores.majority_right([(f.answer, f.correct) for f in group]) for group in groups]
     passed = {k: [pass_at_k(samples, c, k) for c in right] for k in powers_of_two(samples)}
+
     return Sampled(
         samples=samples,
         temperature=temperature,
@@ -250,12 +333,14 @@ def describe_temperature(
 ) -> list[str]:
     if abs(gap.value) < MIN_GAP or gap.low <= 0 <= gap.high:
         return []
+
     pass_1 = f"pass@1 at temperature {temperature:g} is {sampled:.1%}"
     if gap.value > 0:
         return [
             f"greedy accuracy is {greedy:.1%}, {pass_1}: compare models under one of the two only; "
             "training at this temperature optimizes the lower number"
         ]
+
     text = "greedy completions may repeat themselves; read a few transcripts"
     return [f"{pass_1}, greedy accuracy only {greedy:.1%}: {text}"]
 
@@ -263,6 +348,7 @@ def describe_temperature(
 def describe_format(strict: float, lenient: float) -> list[str]:
     if lenient - strict < MIN_GAP:
         return []
+
     return [
         f"greedy: {lenient - strict:.1%} of the answers are correct but not in the format "
         f"({strict:.1%} strict, {lenient:.1%} lenient): reward the format, or teach it first with "
@@ -300,8 +386,10 @@ class Subject:
         lora = lora_config(self.model)  # as the run made it: no other file is believed
         if lora is None:
             raise ValueError(f"{self.adapter} has LoRA weights, but the run has --model.lora 0")
+
         wrapped: Any = get_peft_model(model, lora)
         load_adapter(wrapped, self.adapter)
+
         # Merged into rounded weights, a small update would be lost.
         merged = wrapped.merge_and_unload() if self.model.load == "full" else wrapped
         return merged.eval(), tokenizer
@@ -312,26 +400,39 @@ def find_subject(name: str) -> Subject:
     path = Path(name).expanduser()
     if name.rstrip("/") == "runs/last" and not path.exists():
         raise ValueError("there is no run in runs/last: make one with mesotron train, or name it")
+
     run = run_of(name)
     if run is None:
         check_name(name)
         return Subject(name, ModelConfig(name=name))
+
     checkpoint = path
     if not path.name.startswith("checkpoint-"):
         newest, damaged = newest_whole(run.checkpoints)
         if newest is None:
             why = "; ".join(damaged) or "none yet"
             raise ValueError(f"{name} has no complete checkpoint: {why}")
+
         checkpoint = newest.path
-    config, source = run.config, str(run.path / "config.json")
+
+    config = run.config
+    source = str(run.path / "config.json")
     if not isinstance(config.get("task"), Mapping) or not isinstance(config.get("model"), Mapping):
         raise ValueError(f"{run.path} is not a run of a language model: {source} has no task")
+
     start = from_plain(ModelConfig, config["model"], source)
     trl = dict(item.split("=", 1) for item in config.get("trl") or ())
     template = json.loads(trl.get("chat_template_kwargs", "{}"))
     if (checkpoint / "adapter_config.json").is_file():
         return Subject(name, start, checkpoint, start, template)
-    return Subject(name, replace(start, name=str(checkpoint)), None, start, template)
+
+    return Subject(
+        name,
+        replace(start, name=str(checkpoint)),
+        None,
+        start,
+        template,
+    )
 
 
 # mesotron eval
@@ -342,16 +443,25 @@ def run(config: EvalConfig) -> int:
     rewards = RewardConfig(parts=config.reward) if config.reward else None
     if rewards is not None:
         check_reward(rewards)
+
     if config.out is not None:
         check_writable(config.out, "eval.json")
+
     models = [config.model, *([config.against] if config.against else [])]
     set_library_variables(config.task, *models)
     go_offline_without_network()
     subject = find_subject(config.model)
+
     other = find_subject(config.against) if config.against else None
     if other is None and subject.start is not None:
         name = f"{subject.start.name} (start)"
-        other = replace(subject, name=name, model=subject.start, adapter=None)
+        other = replace(
+            subject,
+            name=name,
+            model=subject.start,
+            adapter=None,
+        )
+
     subjects = [subject] if other is None else [other, subject]
     from mesotron.optim.device import choose_device, use_one_thread_if_small
 
@@ -359,26 +469,41 @@ def run(config: EvalConfig) -> int:
     task = load_task(config.task)
     if rewards is None and task.eval and all(one.gold is None for one in task.eval):
         raise ValueError(f"{config.task.title} has no gold answers: give the --reward to average")
+
     names = ("max_tokens", "samples", "temperature", "batch", "seed")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     options["examples"], results = task.examples, []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     which = " and ".join(each.name for each in subjects)
     print(f"evaluating {which} on {len(task.eval)} problems", file=sys.stderr, flush=True)
+
     with Verifier() as verifier, _progress_bar(total) as advance:
         judge = Judge(task.format, verifier)
         options |= {"judge": judge, "progress": advance}
+
         if rewards is not None:
             options["reward"] = make_reward(rewards, judge, config.max_tokens)
+
         for subject in subjects:
             model, tokenizer = subject.load(device)
             use_one_thread_if_small(model, device, config.threads)
             options["name"] = subject.name
-            results.append(evaluate(model, tokenizer, task.eval, config.task, **options))
+
+            results.append(
+                evaluate(
+                    model,
+                    tokenizer,
+                    task.eval,
+                    config.task,
+                    **options,
+                )
+            )
+
     show(results, SafeConsole())
     if config.out is not None:
         text = json.dumps([result.to_json() for result in results], indent=1, ensure_ascii=False)
         config.out.write_text(text + "\n", encoding="utf-8")
+
     return 0
 
 
@@ -387,6 +512,7 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
+
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as bar:
         job = bar.add_task("", total=total)
@@ -396,8 +522,10 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
 def show(results: Sequence[EvalResult], console: Console) -> None:
     if len(results) == 2:
         before, after = results
-        both, names = (before.transcripts, after.transcripts), (before.model, after.model)
+        both = (before.transcripts, after.transcripts)
+        names = (before.model, after.model)
         console.print(scores.side_by_side(*both, SHOWN_PAIRS, names))
+
     console.print(score_table(results))
     for result in results:
         for sentence in result.findings:
@@ -407,24 +535,38 @@ def show(results: Sequence[EvalResult], console: Console) -> None:
 
 def score_table(results: Sequence[EvalResult]) -> Table:
     title = f"{results[0].problems} held-out problems, 95% intervals over problems"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+
     table.add_column("")
     for result in results:
         table.add_column(result.model, justify="right")
+
     columns = [_score_column(result) for result in results]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
+
     if len(results) == 2:
         pairs = zip(*(result.transcripts for result in results), strict=True)
         changes = scores.changes_of(pairs, results[0].measure)
         table.add_section()
         table.add_row("greedy gain", "", str(bootstrap(changes)) if changes else "unknown")
+
     return table
 
 
 def _score_column(result: EvalResult) -> dict[str, str]:
-    greedy, sampled = result.greedy, result.sampled
-    means = {"mean reward": greedy.reward, "strict": greedy.strict, "lenient": greedy.lenient}
+    greedy = result.greedy
+    sampled = result.sampled
+    means = {
+        "mean reward": greedy.reward,
+        "strict": greedy.strict,
+        "lenient": greedy.lenient,
+    }
+
     rows: dict[str, Any] = {
         **{f"greedy, {name}": score for name, score in means.items() if score},
         **{f"  level {level}": score for level, score in greedy.by_level.items()},
@@ -438,4 +580,5 @@ def _score_column(result: EvalResult) -> dict[str, str]:
         rows[f"pass@1 lenient, {at}"] = sampled.lenient
         rows[f"majority@{sampled.samples}, {at}"] = sampled.majority
         rows["problems with mixed samples"] = f"{sampled.mixed:.3f}"
+
     return {name: str(value) for name, value in rows.items()}

@@ -70,14 +70,17 @@ def majority(
     counts = Counter(answer for answer in answers if answer is not None)
     if not counts:
         return Vote(None, 0.0, 0)
+
     votes = max(counts.values())
     leaders = [answer for answer, number in counts.items() if number == votes]
     share = votes / counts.total()
+
     label: str | None = leaders[0]
     if len(leaders) > 1 and tie == "abstain":
         label = None
     elif len(leaders) > 1 and tie == "random":
         label = random.Random(repr(seed)).choice(leaders)
+
     return Vote(label if share >= min_share else None, share, counts.total())
 
 
@@ -104,22 +107,26 @@ def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0
         anchor if anchor_alone else [[*a, *b] for a, b in zip(policy, anchor, strict=True)]
     )
     shares = [vote.share for vote in votes if vote.voters]
+
     metrics = {
         "votes/share": sum(shares) / max(len(shares), 1),
         "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
     }
+
     by_anchor = [[*a[split:], *b] if split else b for a, b in zip(policy, anchor, strict=True)]
     if any(map(len, by_anchor)):
         # How often the two electorates choose the same label, where both have one.
         both = zip(elect([a[:split] for a in policy]), elect(by_anchor), strict=True)
         same = [a.label == b.label for a, b in both if None not in (a.label, b.label)]
         metrics |= {"votes/agreement": sum(same) / len(same)} if same else {}
+
     rewards: list[list[float | None]] = [
         [float(vote.label is not None and answer == vote.label) for answer in answers]
         for answers, vote in zip(ballots.policy, votes, strict=True)
     ]
     for row, dropped in zip(rewards, ballots.dropped):
         row[:] = [None if out else reward for reward, out in zip(row, dropped, strict=True)]
+
     return Labels(rewards=rewards, votes=votes, metrics=metrics)
 
 
@@ -141,12 +148,14 @@ def label_accuracy(
     chosen = [vote.label for vote in labels.votes]
     known = [k for k, gold in enumerate(golds) if gold is not None and chosen[k] is not None]
     right = verifier.same([chosen[k] or "" for k in known], [golds[k] or "" for k in known])
+
     same = [
         bool(reward) == hit
         for k in known
         for reward, hit in zip(labels.rewards[k], correct[k], strict=True)
         if reward is not None
     ]
+
     shares = {"votes/label_accuracy": right, "votes/reward_accuracy": same}
     return {name: sum(hits) / len(hits) for name, hits in shares.items() if hits}
 
@@ -170,6 +179,7 @@ def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
     """
     if k is None or H.shape[1] < 4:  # quartiles of fewer are meaningless
         return torch.zeros_like(H, dtype=torch.bool)
+
     levels = torch.tensor([0.25, 0.75], dtype=torch.float64, device=H.device)
     q1, q3 = torch.nanquantile(H.double(), levels, dim=1, keepdim=True)
     return H.double() < q1 - k * (q3 - q1)

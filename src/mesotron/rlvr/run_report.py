@@ -24,13 +24,19 @@ def compare(before: Row, after: Row) -> Row:
     """What changed, over paired problems; takes two `EvalResult.to_json()`. Without gold answers
     and without a reward of the user's own there is no number."""
     kind = after.get("measure", "accuracy")
-    result = {"problems": after["problems"], "measure": kind, "findings": after["findings"]}
+    result = {
+        "problems": after["problems"],
+        "measure": kind,
+        "findings": after["findings"],
+    }
+
     both = {one.id: one for one in transcripts(before)}
     pairs = [(both[one.id], one) for one in transcripts(after)]
     changes = scores.changes_of(pairs, kind)
     ends = {"before": main_score(before), "after": main_score(after)}
     if not changes or None in ends.values():
         return result
+
     result |= ends | {"gain": asdict(scores.bootstrap(changes))}
     if before["greedy"]["lenient"]:
         graded = [(old.correct, new.correct) for old, new in pairs]
@@ -39,6 +45,7 @@ def compare(before: Row, after: Row) -> Row:
             "gained": graded.count((False, True)),
             "lost": graded.count((True, False)),
         }
+
     return result
 
 
@@ -50,22 +57,34 @@ def main_score(result: Row) -> Row | None:
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
     both = transcripts(before), transcripts(after)
     console.print(scores.side_by_side(*both, PAIRS_SHOWN))
+
     if result["measure"] == "accuracy" and "gain" in result:
         changes = scores.describe_changes(*both)
         note = f"; above, {PAIRS_SHOWN} typical problems in these proportions"
         print_line(console, changes + note * (len(both[0]) > PAIRS_SHOWN))
+
     if "gain" in result:
-        table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95% intervals")
+        table = Table(
+            "",
+            "before",
+            "after",
+            "gain",
+            title=f"{headline(result)}, 95% intervals",
+        )
         for row in score_rows(result):
             table.add_row(*row)
+
         console.print(table)
+
     for sentence in result["findings"]:
         console.print(f"note: {sentence}", soft_wrap=True, markup=False)
 
 
 def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
-    rows, environment = run.rows("metrics"), run.environment
+    rows = run.rows("metrics")
+    environment = run.environment
     both = transcripts(before), transcripts(after)
+
     return fill_template(
         Path(__file__).with_name("report.md.j2"),
         name=run_name(config),
@@ -101,12 +120,15 @@ def score_rows(result: Row) -> list[list[str]]:
     """Lines of a table: the reward or strict accuracy and, where known, lenient accuracy."""
     if "gain" not in result:
         return []
+
     ends = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
     by_reward = result.get("measure") == "reward"
+
     lines = [["mean reward" if by_reward else "strict: right and in the format", *ends]]
     if "lenient" in result:
         lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
         lines.append(["lenient: right anywhere", *lenient, ""])
+
     return lines
 
 
@@ -125,11 +147,13 @@ def curve_lines(rows: list[Row]) -> list[str]:
 def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
     if not rows:
         return []
+
     monitor = Monitor()
     monitor.replay(merge_history(rows, events), ())
     result = monitor.diagnosis()
     advice = [result.diagnosis, result.remedy] if result.cause else []
     done = [action.sentence() for action in monitor.actions]
+
     return ["", "## The watch", "", result.text(), *(f"\n{line}" for line in (*advice, *done))]
 
 

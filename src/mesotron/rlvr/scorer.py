@@ -41,13 +41,16 @@ class Scored:
 
     def metrics(self) -> dict[str, float]:
         """groups/*, and with facts also facts/* and answers/*."""
-        facts, size = self.facts, self.rewards.shape[1]
+        facts = self.facts
+        size = self.rewards.shape[1]
         if not facts:
             return group_signal(self.rewards, self.tolerance)
+
         graded = any(fact.graded for fact in facts)
         correct = in_groups([fact.correct for fact in facts], size) if graded else None
         answers = in_groups([fact.answer for fact in facts], size)
         signal = group_signal(self.rewards, self.tolerance, correct)
+
         return signal | summarise(facts) | answer_diversity(answers)
 
 
@@ -67,13 +70,24 @@ class Scorer:
     ) -> tuple[list[Row], list[Facts]]:
         if self.judge is None:
             return list(rows), []
-        cut, golds = self.truncated(completion_ids), [row.get("gold") for row in rows]
+
+        cut = self.truncated(completion_ids)
+        golds = [row.get("gold") for row in rows]
         cut = [a or is_unfinished(one) for a, one in zip(cut, completions, strict=True)]
         texts = completion_texts(completions)
         facts = self.judge.judge(texts, golds, cut)
         facts = regrade(facts, texts, [row.get("columns") for row in rows], self.judge.format)
         pairs = zip(rows, facts, strict=True)
-        return [{**r, "facts": f, "truncated": f.truncated, "row": r} for r, f in pairs], facts
+
+        return [
+            {
+                **r,
+                "facts": f,
+                "truncated": f.truncated,
+                "row": r,
+            }
+            for r, f in pairs
+        ], facts
 
     def vote(
         self,
@@ -89,6 +103,7 @@ class Scorer:
         assert self.judge is not None
         prompts = len(facts) // G
         N = len(voters) // prompts
+
         ballots = Ballots(
             policy=in_groups([fact.answer for fact in facts], G),
             anchor=in_groups([fact.answer for fact in voters], N) or [[]] * prompts,
@@ -96,11 +111,13 @@ class Scorer:
             anchor_dropped=in_groups(dropped[1], N),
             from_anchor=from_anchor,
         )
+
         labels = label_by_vote(ballots, self.objective, seed)
         pairs = zip(golds, facts, strict=True)
         known = [gold if fact.graded else None for gold, fact in pairs][::G]
         correct = in_groups([fact.correct for fact in facts], G)
         metrics = labels.metrics | label_accuracy(labels, known, correct, self.judge.verifier)
+
         return [reward for row in labels.rewards for reward in row], metrics
 
 

@@ -33,9 +33,12 @@ def wilson(right: int, total: int) -> Score:
     """The share `right / total` with Wilson's interval (1927), which is valid near 0 and 1 too."""
     if not 0 <= right <= total or total == 0:
         raise ValueError(f"{right} right of {total} is not a share of at least one problem")
-    share, z2 = right / total, Z95**2 / total
+
+    share = right / total
+    z2 = Z95**2 / total
     middle = (share + z2 / 2) / (1 + z2)
     half = Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
+
     # At 0 and 1 the ends equal the share up to rounding.
     return Score(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
 
@@ -52,6 +55,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
     low, high = stats.bootstrap(
         (x,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng
     ).confidence_interval
+
     return Score(mean, float(low), float(high))
 
 
@@ -63,8 +67,10 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 def majority_right(answers: Sequence[tuple[str | None, bool]]) -> float:
     """Whether the most frequent of (answer, is right) pairs is right; for a tie, the share of
     winners that are."""
-    votes, verdicts = Counter(answer for answer, _ in answers if answer is not None), dict(answers)
+    votes = Counter(answer for answer, _ in answers if answer is not None)
+    verdicts = dict(answers)
     winners = [verdicts[one] for one, count in votes.items() if count == max(votes.values())]
+
     return sum(winners) / len(winners) if winners else 0.0
 
 
@@ -115,18 +121,24 @@ def verdict(transcript: Transcript) -> str:
         return "right outside the format"
     if transcript.truncated:
         return "cut off"
+
     return "wrong" if transcript.answer is not None else "no answer"
 
 
 # (right before, right after), in the order in which they are shown.
-CHANGES = {"gained": (False, True), "lost": (True, False), "still wrong": (False, False),
-           "right before and after": (True, True)}  # fmt: skip
+CHANGES = {
+    "gained": (False, True),
+    "lost": (True, False),
+    "still wrong": (False, False),
+    "right before and after": (True, True),
+}
 
 
 def sort_pairs(before: Sequence[Transcript], after: Sequence[Transcript]) -> dict[str, list[Pair]]:
     """The problems that both lists have, by what changed (`CHANGES`)."""
     later = {transcript.id: transcript for transcript in after}
     pairs = [Pair(old, later[old.id]) for old in before if old.id in later]
+
     return {
         name: [pair for pair in pairs if (pair.before.correct, pair.after.correct) == kind]
         for name, kind in CHANGES.items()
@@ -141,12 +153,15 @@ def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: in
         pairs = [pair for kind in kinds for pair in kind]
         change = [-abs((pair.after.reward or 0) - (pair.before.reward or 0)) for pair in pairs]
         return [pairs[k] for k in sorted(range(len(pairs)), key=change.__getitem__)[:count]]
+
     total = sum(map(len, kinds))
     exact = [min(count, total) * len(kind) / max(total, 1) for kind in kinds]
     shown = [int(share) for share in exact]
+
     by_remainder = sorted(range(len(kinds)), key=lambda k: shown[k] - exact[k])
     for k in by_remainder[: min(count, total) - sum(shown)]:
         shown[k] += 1
+
     return [pair for kind, number in zip(kinds, shown, strict=True) for pair in kind[:number]]
 
 
@@ -156,13 +171,21 @@ def describe_changes(before: Sequence[Transcript], after: Sequence[Transcript]) 
 
 
 def side_by_side(
-    before: Sequence[Transcript], after: Sequence[Transcript], count: int = 4,
+    before: Sequence[Transcript],
+    after: Sequence[Transcript],
+    count: int = 4,
     titles: tuple[str, str] = ("before", "after"),
-) -> Table:  # fmt: skip
-    table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True)
+) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        expand=True,
+        show_lines=True,
+    )
+
     table.add_column("problem", ratio=2)
     for title in titles:
         table.add_column(title, ratio=3)
+
     colors = {"right": "green", "right outside the format": "yellow"}
     for pair in pair_up(before, after, count):
         gold = f"\ngold: {pair.before.gold}" if pair.before.gold is not None else ""
@@ -172,7 +195,9 @@ def side_by_side(
             cell = Text(shorten(transcript.completion))
             cell.append(f"\n{word}", style=colors.get(word, "red"))
             cells.append(cell)
+
         table.add_row(*cells)
+
     return table
 
 

@@ -87,8 +87,11 @@ def train(plan: Plan[TrainConfig], account: Account) -> int:
     console = SafeConsole(quiet=not process.is_main())
     for note in plan.notes:
         print_line(console, note)
-    model, task = plan.config.model.name, plan.config.task.title
+
+    model = plan.config.model.name
+    task = plan.config.task.title
     print_line(console, f"loading the model {model} and the task {task}")
+
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
         with (
@@ -102,6 +105,7 @@ def train(plan: Plan[TrainConfig], account: Account) -> int:
 def resume_command(plan: Plan[Any]) -> str:
     if isinstance(plan.config, SftConfig):
         return f"mesotron sft --resume {plan.path}"
+
     # Code is named again: the folder alone is not believed.
     named = ((name.removesuffix(".parts"), own) for name, own in code_settings(plan.config))
     own = [spell(name, tuple(map(quote, values))) for name, values in named]
@@ -119,18 +123,38 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     config = models.choose_precision(config, models.supports_bfloat16(device))
+
     model, tokenizer = models.load_model(config.model, device)
     if toolbox is not None:
         tokenizer = toolbox.prepare(tokenizer, config.model.name)
         config = replace(config, rollout=replace(config.rollout, fast=False))
+
     options = trl_options(config)
     tokenizer.template_kwargs = options.get("chat_template_kwargs") or {}
-    check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
+    check_prompts(
+        task,
+        config.task,
+        tokenizer,
+        model,
+        config.rollout.max_tokens,
+    )
+
     use_one_thread_if_small(model, device, config.threads)
     fuses = FusedSampler.obstacle(model) is None
     config = models.choose_speed(config, device.type == "cuda", model.num_parameters(), fuses)
     arguments |= sampler_arguments(config.rollout, config.objective.name) | options
-    return Parts(config, device, model, tokenizer, task, judge, reward, arguments, toolbox)
+
+    return Parts(
+        config,
+        device,
+        model,
+        tokenizer,
+        task,
+        judge,
+        reward,
+        arguments,
+        toolbox,
+    )
 
 
 @contextmanager
@@ -139,6 +163,7 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
         return
+
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
         if process.num_processes() > 1:
@@ -149,24 +174,30 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
 def train_in(
     run: RunFolder, plan: Plan[TrainConfig], parts: Parts, account: Account, console: Console
 ) -> int:
-    config, meter = plan.config, account.meter
+    config = plan.config
+    meter = account.meter
+
     before = run.load("before")
     if before is None:
         print_line(console, f"evaluating it on {len(parts.task.eval)} held-out problems")
         with meter.evaluation():
             before = evaluate_part(parts, parts.model, "before")
+
         if process.is_main():
             run.save("before", before)
+
     completions = config.rollout.prompts * config.rollout.generations
     meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
     kinds = ("reward",) if before.get("measure") == "reward" else ("strict", "lenient")
     scores = {name: before["greedy"][name]["value"] for name in kinds if before["greedy"][name]}
     spelled = ", ".join(f"{value:.3f} {name}" for name, value in scores.items())
     first = main_score(before)
+
     measure_name = "mean reward" if "reward" in scores else "greedy accuracy"
     if first is not None:
         spelled = spelled.removesuffix(" reward")
         print_line(console, f"{measure_name} before: {spelled}; training for {config.steps} steps")
+
     start = "unknown" if first is None else f"{first['value']:.3f} before"
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
@@ -176,8 +207,10 @@ def train_in(
         step = trainer.state.global_step
         with meter.evaluation(), trainer.averaged():
             result = evaluate_part(parts, trainer.model, f"step {step}")
+
         value = (main_score(result) or {"value": math.nan})["value"]
         view.notes[measure_name] = f"{start}, {value:.3f} at step {step}"
+
         return value
 
     with live_view(run, plan, console) as (view, stop):
@@ -186,24 +219,42 @@ def train_in(
         view.watch_state = watch.state
         undoes = config.guard == "rollback"
         log = RunLog(run, view, trainer, refuse=not undoes)
+
         callbacks: list[Any] = [log, OptimizerLog(run), GracefulStop(stop)]
         if config.eval_every and first is not None:
-            every, problems = config.eval_every, before["problems"]
+            every = config.eval_every
+            problems = before["problems"]
             name = "eval/reward" if before.get("measure") == "reward" else "eval/greedy"
-            callbacks.append(EvalEvery(every, trainer, score, first["value"], problems, name))
+
+            callbacks.append(
+                EvalEvery(
+                    every,
+                    trainer,
+                    score,
+                    first["value"],
+                    problems,
+                    name,
+                )
+            )
+
         if config.watch.forgetting_every:
             text = text_blocks(parts.tokenizer, read_text(config.watch.forgetting_file))
             callbacks.append(ForgettingProbe(config.watch.forgetting_every, trainer, text))
+
         callbacks.append(spending)
+
         # A watch sees a non-finite loss before the log, but a row is written before it is undone.
         callbacks.insert(len(callbacks) if undoes else 0, watch)
         for callback in callbacks:
             trainer.add_callback(callback)
+
         if config.watch.snr_every:
             # First of all callbacks: the trainer's own times the optimizer from here.
             probe = SnrProbe(config.watch.snr_every, trainer)
             trainer.callback_handler.callbacks.insert(0, probe)
+
         fit(trainer, plan)
+
     step = trainer.state.global_step
     if step < config.steps:
         why = spending.stopped_by
@@ -212,55 +263,88 @@ def train_in(
             healthy = watch.last_healthy_checkpoint
             if healthy is not None:
                 why += f"; the last healthy checkpoint is checkpoint-{healthy}"
+
             advice = "" if undoes else "; start again with --guard rollback"
             print_line(console, f"stopped at step {step}: {why}{advice}")
             return 0
+
         say_stopped(console, run, plan, step, why)
         return 0
+
     after = evaluate_part(parts, trainer.model, "after")
     result = compare(before, after)
     if trainer.is_world_process_zero():
         run.save("after", after)
-        report = partial(write_report, run, config, before, after, result)
+        report = partial(
+            write_report,
+            run,
+            config,
+            before,
+            after,
+            result,
+        )
+
         run.finish({"steps": config.steps, **result}, report)
         with warn_of_failure("the table of results", run.path):
             show(before, after, result, console)
+
     own = tuple(map(quote, config.reward.parts)) if code_names(config.reward) else ()
     more = f"mesotron eval {run.path} {spell('reward', own) if own else ''}".strip()
     print_line(console, f"report: {run.path / 'report.md'}; more: {more}")
+
     return 0
 
 
 def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
     watch = parts.config.watch
     return Watch(
-        parts.config.guard, run.path, trainer=trainer, tries=watch.tries,
-        more=live_settings(trainer, parts), precision=watch.precision,
-        detectors=watch.detectors or (), alerts=watch.alerts, price=limits_of(parts.config).price,
-    )  # fmt: skip
+        parts.config.guard,
+        run.path,
+        trainer=trainer,
+        tries=watch.tries,
+        more=live_settings(trainer, parts),
+        precision=watch.precision,
+        detectors=watch.detectors or (),
+        alerts=watch.alerts,
+        price=limits_of(parts.config).price,
+    )
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
-    config, task = parts.config, parts.task
+    config = parts.config
+    task = parts.task
+
     own = parts.reward if code_names(config.reward) else None
     with models.as_loaded(model):
         result = evaluate(
-            model, parts.tokenizer, task.eval, config.task, examples=task.examples, name=name,
-            samples=0, max_tokens=config.rollout.max_tokens, seed=config.seed, judge=parts.judge,
-            reward=own, toolbox=parts.toolbox,
-        )  # fmt: skip
+            model,
+            parts.tokenizer,
+            task.eval,
+            config.task,
+            examples=task.examples,
+            name=name,
+            samples=0,
+            max_tokens=config.rollout.max_tokens,
+            seed=config.seed,
+            judge=parts.judge,
+            reward=own,
+            toolbox=parts.toolbox,
+        )
+
     return result.to_json()
 
 
 def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
     config = parts.config
     set_seed(config.seed)  # LoRA is initialized before the trainer seeds
+
     try:
         args = GRPOConfig(**trainer_arguments(parts, run))
     except (TypeError, ValueError) as error:
         if not config.trl:
             raise
         raise ValueError(f"TRL refuses --trl {' '.join(config.trl)}: {error}") from error
+
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
@@ -279,8 +363,10 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
     )
     if config.task.curriculum is not None:
         trainer.use_curriculum(make_curriculum(parts.task, config.task, parts.tokenizer))
+
     if process.asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError("FSDP needs GPUs here: launch with examples/scaling/ddp.yaml instead")
+
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -289,6 +375,7 @@ def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
     config = parts.config
     keep = max(config.keep, KEPT_FOR_ROLLBACK * (config.guard == "rollback"))
     arguments = parts.objective_arguments | common_arguments(config, parts.device, parts.model, run)
+
     return arguments | {"save_total_limit": keep, "report_to": list(config.report_to) or "none"}
 
 
@@ -323,13 +410,16 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
             saved, _ = newest_whole(plan.path / "checkpoints")
             if saved is None:
                 raise
+
             after = f"once that is fixed, {resume_command(plan)} continues from step {saved.step}"
             raise ValueError(f"{error}; {after}") from error
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))
+
         if trainer.args.should_save:  # maybe killed before it had pruned
-            keep, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+            keep = trainer.args.save_total_limit
+            best = trainer.state.best_model_checkpoint
             best = best if keep > 1 else None  # as at the end of `train`
             prune(checkpoint.path.parent, keep, checkpoint.step, best)
 
@@ -352,6 +442,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
             return f"{trainer.objective.name} trains on its votes, not on rewards"
         if not reads_answers(config):
             return "your own rewards need no format"
+
         # A new reward is prescribed to reward the format.
         paying = [name for name in now.parts if name in REWARDS_FORMAT]
         return f"its part {paying[0]} already rewards the format" if paying else None
@@ -379,7 +470,8 @@ def live_view(
             show_line = view.alarm if record.name == "mesotron.watch" else view.say
             show_line(record.getMessage())
 
-    handler, logger = ToView(), logging.getLogger("mesotron")
+    handler = ToView()
+    logger = logging.getLogger("mesotron")
     with view:
         logger.addHandler(handler)
         try:
@@ -402,5 +494,6 @@ def say_stopped(
 def quiet_libraries() -> None:
     disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|peft)\b")
+
     for name in ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -33,8 +33,16 @@ from mesotron.runs.files import last_value
 from mesotron.runs.process import explain_interrupt
 from mesotron.runs.resume import Plan
 
-WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+WATCHED = {
+    "loss": "loss",
+    "mean_token_accuracy": "tokens right",
+    "entropy": "entropy",
+}
+SCHEDULES = {
+    "constant": "constant_with_warmup",
+    "linear": "linear",
+    "cosine": "cosine",
+}
 
 
 # Transformers' `train` has arguments for hyperparameter search, which the mixin passes on by name.
@@ -78,6 +86,7 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
     console = SafeConsole()
     for note in plan.notes:
         print_line(console, note)
+
     check_settings(plan.config.optim)
     device = choose_device(plan.config.device, plan.config.threads)
     config = choose_precision(plan.config, supports_bfloat16(device))
@@ -85,6 +94,7 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
     model, tokenizer = load_model(config.model, device)
     use_one_thread_if_small(model, device, config.threads)
     rows = make_demonstrations(task, config, tokenizer)
+
     how = f"continue with {session.resume_command(plan)}"
     with session.open_folder(plan, device) as run, explain_interrupt(how):
         account.loaded(run)
@@ -97,11 +107,17 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
             "warmup_steps": round(config.optim.warmup * config.steps),
             "max_grad_norm": config.optim.max_grad_norm,
         }
+
         set_seed(config.seed)  # LoRA is initialized before the trainer seeds
         trainer = WarmStart(
-            model=model, args=SFTConfig(**arguments), train_dataset=rows,
-            processing_class=tokenizer, peft_config=lora_config(config.model), optim=config.optim,
-        )  # fmt: skip
+            model=model,
+            args=SFTConfig(**arguments),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=lora_config(config.model),
+            optim=config.optim,
+        )
+
         trainer.remove_callback(PrinterCallback)
         spending = Spending(account.meter, trainer)
         with session.live_view(run, plan, console, WATCHED) as (view, stop):
@@ -109,10 +125,19 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
             for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
                 trainer.add_callback(callback)
             session.fit(trainer, plan)
+
         step = trainer.state.global_step
         if step < config.steps:
-            session.say_stopped(console, run, plan, step, spending.stopped_by)
+            session.say_stopped(
+                console,
+                run,
+                plan,
+                step,
+                spending.stopped_by,
+            )
+
             return 0
+
         metrics = run.rows("metrics")
         loss, accuracy = (last_value(metrics, name) for name in ("loss", "mean_token_accuracy"))
         report = (
@@ -121,7 +146,17 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
             f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
             f"{accuracy:.1%}.\n"
         )
-        run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, lambda: report)
+
+        run.finish(
+            {
+                "steps": step,
+                "loss": loss,
+                "token_accuracy": accuracy,
+            },
+            lambda: report,
+        )
+
         numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
         print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")
+
     return 0

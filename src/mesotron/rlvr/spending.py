@@ -25,24 +25,53 @@ LOOK_EVERY = 0.2
 EXIT = 1.0  # what an interrupted process needs to end
 MAX_RUNS = 50  # earlier runs that are looked at
 # Settings that do not change how long a step takes.
-FREE = {"recipe", "steps", "seed", "out", "resume", "trust", "save_every", "keep", "guard", "watch",
-        "budget", "price", "gpu", "time_limit", "report_to", "eval_every", "reward"}  # fmt: skip
+FREE = {
+    "recipe",
+    "steps",
+    "seed",
+    "out",
+    "resume",
+    "trust",
+    "save_every",
+    "keep",
+    "guard",
+    "watch",
+    "budget",
+    "price",
+    "gpu",
+    "time_limit",
+    "report_to",
+    "eval_every",
+    "reward",
+}
 
 
 class Account:
     """Keeps spent.json during one session, and refuses to begin what a limit does not allow."""
 
     def __init__(self, plan: Plan[Any], began: float) -> None:
-        self.plan, self.run = plan, plan.folder
+        self.plan = plan
+        self.run = plan.folder
+
         spent = Spent()
         if self.run is not None and (values := self.run.load("spent")) is not None:
             spent = read_spent(values, self.run.path / "spent.json")
+
         known = spent if spent.step else earlier_run(plan.config, plan.path)
         paid = spent.dollars if spent.seconds else None
         limits = limits_of(plan.config)
-        self.meter = Meter(limits, before=spent.seconds, paid=paid, known=known, began=began)
+
+        self.meter = Meter(
+            limits,
+            before=spent.seconds,
+            paid=paid,
+            known=known,
+            began=began,
+        )
+
         self._crossed: str | None = None
-        self._over, self._writing = threading.Event(), threading.Lock()
+        self._over = threading.Event()
+        self._writing = threading.Lock()
         self._is_main_thread = threading.current_thread() is threading.main_thread()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
@@ -54,18 +83,22 @@ class Account:
         self.meter.now = self.meter.clock()
         evaluations = evaluates * (first or not steps)
         self._refuse(self.meter.refusal(evaluations, steps, starts=True, reserve=EXIT))
+
         if self._is_main_thread:
             # Not SIGINT, which programs in the background ignore.
             self._handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+
         if is_main():
             self._write(WRITE_EVERY)
             self._thread.start()
+
         return self
 
     def loaded(self, run: RunFolder) -> None:
         """Everything is loaded: from now on what is spent is written to the run."""
         self.meter.loaded()
         self.run = run
+
         if is_main():
             self._write(WRITE_EVERY)
 
@@ -74,8 +107,10 @@ class Account:
         if is_main():
             self._thread.join()
             self._write()
+
         if self._is_main_thread:
             signal.signal(signal.SIGALRM, self._handler)
+
         if kind is KeyboardInterrupt:
             self._refuse(self._crossed)
 
@@ -94,12 +129,15 @@ class Account:
         for look in count(1):
             if self._over.wait(LOOK_EVERY):
                 return
+
             if look % round(WRITE_EVERY / LOOK_EVERY) == 0:
                 with suppress(OSError):  # such as a full disk, which the run itself will report
                     self._write(WRITE_EVERY)
+
             if self._crossed is None and not self.meter.is_training:
                 self.meter.now = self.meter.clock()
                 self._crossed = self.meter.refusal(steps=0, reserve=EXIT)
+
             # Again until it ends: callbacks of the garbage collector swallow an interrupt.
             while self._crossed is not None and self._is_main_thread:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
@@ -122,6 +160,7 @@ def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
                 run = RunFolder(file.parent)
                 if what_costs(run.config) == own:
                     return replace(read_spent(run.load("spent") or {}), seconds=0.0, dollars=None)
+
     return Spent()
 
 

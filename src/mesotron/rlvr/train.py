@@ -43,36 +43,45 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     """Train or resume; the main process calls `then` with the folder. Returns the exit code."""
     began = started()
     check_installed(config)
+
     if config.task.data:  # a hub dataset is read before the rest is imported
         set_library_variables(config.task, config.model.name)
+
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
     with Account(plan, began) as account:
         set_library_variables(plan.config.task, plan.config.model.name)
         go_offline_without_network()
         check_cached(plan.config.model.name)
+
         if is_main():
             print(f"{plan.path}: loading PyTorch, Transformers and TRL", flush=True)
+
         # Only now: Hugging Face libraries read the variables at import.
         if isinstance(config, SftConfig):
             from mesotron.rlvr.sft import train
         else:
             from mesotron.rlvr.session import train
+
         code = train(plan, account)
         if then is not None and is_main():
             then(plan.path)
+
     newest, _ = newest_whole(plan.path / "checkpoints")
     if newest is not None and is_main():
         is_adapter = (newest.path / "adapter_config.json").is_file()
         loader = "peft.AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
         print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
+
     return code
 
 
 def new_run(config: Limited) -> Plan[Limited]:
     for note in check(config, downloads=True) if is_main() else ():
         print(note, flush=True)
+
     if isinstance(config, TrainConfig):
         config = resolve_own(config)
+
     return plan_new(config, config.out or new_run_path(run_name(config)))
 
 
@@ -82,6 +91,7 @@ def run_name(config: TrainConfig | SftConfig) -> str:
         names.append(config.task.title[:60])
     elif isinstance(config, TrainConfig):
         names.append(config.recipe)
+
     return "-".join(names)
 
 
@@ -90,12 +100,14 @@ def resolve_own(config: Training) -> Training:
     if not reads_answers(config) and config.task.system is None:
         # A format is requested for answers that are checked; own rewards get the prompts as is.
         config = replace(config, task=replace(config.task, system=""))
+
     rollout = config.rollout
     if config.recipe == "own" and rollout.micro_batch is None:
         sizes = trl_arguments(config.objective, rollout, config.optim, num_processes())
         rows = sizes["per_device_train_batch_size"]  # of one update: all that train
         micro = next(size for size in range(MICRO_BATCH, 0, -1) if rows % size == 0)
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
+
     return config
 
 
@@ -111,6 +123,7 @@ def resume_plan(config: Limited) -> Plan[Limited]:
     if config.gpu is not None and config.price is None:
         # The run's old price was for another machine.
         return replace(plan, config=replace(plan.config, price=None))
+
     return plan
 
 
@@ -118,8 +131,10 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
     require("rlvr", what="training")
     if config.model.lora:
         require("rlvr", ["peft"], "--model.lora")
+
     if config.model.load != "full":
         require("quant", ["bitsandbytes"], f"--model.load {config.model.load}")
+
     if isinstance(config, TrainConfig):
         for name in config.report_to:
             require(None, [name], f"--report-to {name}")
@@ -133,6 +148,7 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     check_name(config.model.name)
     if not (isinstance(config, PlanConfig) and config.gpu):  # which is of another machine
         check_memory(config)
+
     check_task(config.task)
     task, notes = read_data(config.task, downloads)
     if isinstance(config, SftConfig):
@@ -140,39 +156,49 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
             raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
         return notes
+
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
+
     check_reward(config.reward)
     text = config.watch.forgetting_file
     if text is not None and not text.is_file():
         raise ValueError(
             f"--watch.forgetting-file {text} does not exist: give a file of plain text"
         )
+
     trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     trl_options(config)
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
+
     has_own = any(name not in PARTS for name in config.reward.parts)
     if task is None and has_own and config.task.name in GENERATORS and not config.task.data:
         task = load_task(replace(config.task, num_train=1, num_eval=1))
+
     if task is not None:
         check_rewards_on(task, config)
-    parts, default = config.reward.parts, RewardConfig().parts
+
+    parts = config.reward.parts
+    default = RewardConfig().parts
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
+
     return notes
 
 
 def check_memory(config: TrainConfig | SftConfig) -> None:
     """Refuse a model whose weights, gradients and momentum alone exceed the machine's memory."""
-    model, shape = config.model, find_shape(config.model.name)
+    model = config.model
+    shape = find_shape(config.model.name)
     gpus = () if config.device == "cpu" or shape is None else list_gpus()
     width = 2 if gpus and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
     width = QUANTIZED_BYTES.get(model.load, width)
     needed = (0 if shape is None else shape.parameters) * width * (1 if model.lora else 3) / GIB
     if needed < SMALL or num_processes() > 1:
         return
+
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     memory = max((gpu.memory for gpu in gpus), default=machine)
     if needed > memory:
@@ -191,6 +217,7 @@ def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[st
     if config.data and (is_local or downloads):
         train, held_out, sources = read_own(config)
         return assemble(train, held_out, config), [source.describe() for source in sources]
+
     return load_task(config) if is_local and not config.data else None, []
 
 
@@ -205,6 +232,7 @@ def check_rewards_on(task: Task, config: TrainConfig) -> None:
             "without one that can be checked: name their column with --data.columns gold=NAME, or "
             "give your own --reward"
         )
+
     try_reward(config.reward, problem, config.rollout.max_tokens)
 
 
@@ -226,10 +254,12 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
     # Without a path the data is generated, or the hub's GSM8K.
     paths = task.data or ((task.path,) if task.path else ())
     local = [Path(path).expanduser().exists() for path in paths]
     local += [task.name != "gsm8k"] if not paths else []
     local += [name in SHIPPED or Path(name).expanduser().exists() for name in models]
+
     if all(local):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -57,6 +57,7 @@ def explain_failed_write(error: BaseException, root: Path, step: int) -> BaseExc
     code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     if code is None:
         return error
+
     reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
     return ValueError(
         f"{reason}: could not write the checkpoint of step {step} to {root}; earlier checkpoints "
@@ -67,6 +68,7 @@ def explain_failed_write(error: BaseException, root: Path, step: int) -> BaseExc
 def start(root: Path, step: int) -> Path:
     for left in root.glob(".checkpoint-*.writing"):
         remove(left)
+
     draft = draft_path(root, step)
     draft.mkdir(parents=True)
     return draft
@@ -77,8 +79,10 @@ def publish(draft: Path) -> None:
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     listing = {str(path.relative_to(draft)): fingerprint(path) for path in files}
     (draft / MANIFEST).write_text(json.dumps({"files": listing}, indent=2))
+
     for path in [*files, draft / MANIFEST, draft]:
         sync(path)
+
     final = draft.with_name(draft.name.removeprefix(".").removesuffix(".writing"))
     remove(final)  # the same step of an earlier attempt, or a damaged one
     draft.rename(final)
@@ -130,12 +134,14 @@ def damage(path: Path) -> str | None:
                 return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
             if fingerprint(file) != expected:
                 return f"{file} has changed since it was written"
+
         for file in sorted(path.rglob("[!.]*")):
             name = str(file.relative_to(path))
             if file.is_file() and name not in (*listing, MANIFEST):
                 return f"{file} was added later"  # a loader might read it
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{path / MANIFEST} cannot be read ({type(error).__name__})"
+
     return None
 
 
@@ -146,6 +152,7 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
         if (problem := damage(checkpoint.path)) is None:
             return checkpoint, problems
         problems.append(problem)
+
     return None, problems
 
 

@@ -24,7 +24,8 @@ from ray.exceptions import RayActorError, RayError
 from mesotron.runs.workers import CommandPool, Job
 
 MAX_LOSSES = 3  # of one command, before it counts as the cause
-CONNECT_SECONDS, STOP_SECONDS = 10, 5
+CONNECT_SECONDS = 10
+STOP_SECONDS = 5
 PR_SET_PDEATHSIG = 1  # of prctl: a signal to a child whose parent ends
 
 
@@ -48,7 +49,9 @@ class RayPool(CommandPool):
         except (OSError, RuntimeError, ValueError) as error:
             hint = "start one with `ray start --head`, or give --on ray:ADDRESS"
             raise ValueError(f"no Ray cluster at {address}: {hint} ({error})") from None
-        self._limit, self._threads = num_workers, threads
+
+        self._limit = num_workers
+        self._threads = threads
         self._gpus = gpus if ray.cluster_resources().get("GPU") else 0.0
         self._losses: Counter[str] = Counter()
         super().__init__(self._capacity())
@@ -58,6 +61,7 @@ class RayPool(CommandPool):
         fit = total.get("CPU", 0) / self._threads
         if self._gpus:
             fit = min(fit, total.get("GPU", 0) / self._gpus)
+
         return self._limit or max(1, int(fit))
 
     @property
@@ -66,15 +70,33 @@ class RayPool(CommandPool):
         return super().has_free_slot
 
     def start(
-        self, key: str, command: Sequence[str], log: Path, env: Mapping[str, str],
+        self,
+        key: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
         keep_open: Sequence[int] = (),
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         remote: Any = ray.remote(Attendant)
-        place = {"num_cpus": self._threads, "num_gpus": self._gpus, "scheduling_strategy": "SPREAD"}
+        place = {
+            "num_cpus": self._threads,
+            "num_gpus": self._gpus,
+            "scheduling_strategy": "SPREAD",
+        }
+
         actor = remote.options(max_concurrency=2, **place).remote()
         process: Any = RemoteProcess(actor, list(command), log.absolute(), {**path, **env})
-        self.jobs.append(Job(key, process, len(self.jobs), log, monotonic()))
+        self.jobs.append(
+            Job(
+                key,
+                process,
+                len(self.jobs),
+                log,
+                monotonic(),
+            )
+        )
+
         return self.jobs[-1]
 
     def take_ended(self) -> list[Job]:
@@ -83,6 +105,7 @@ class RayPool(CommandPool):
             process: Any = job.process
             self._losses[job.key] += process.lost
             job.lost = process.lost and self._losses[job.key] <= MAX_LOSSES
+
         return ended
 
 
@@ -92,7 +115,8 @@ class RemoteProcess:
     def __init__(self, actor: Any, command: list[str], log: Path, env: dict[str, str]) -> None:
         self.returncode: int | None = None
         self.lost = False
-        self._actor, self._log = actor, log
+        self._actor = actor
+        self._log = log
         self._result = actor.run.remote(command, log, env, os.getcwd())
 
     def poll(self) -> int | None:
@@ -100,12 +124,15 @@ class RemoteProcess:
             try:
                 self.returncode = ray.get(self._result)
             except RayActorError:
-                self.returncode, self.lost = -signal.SIGKILL, True
+                self.returncode = -signal.SIGKILL
+                self.lost = True
             except RayError as error:  # such as a folder that the node does not see
                 self.returncode = 1
                 with self._log.open("a") as log:
                     log.write(f"{error}\n")
+
             self.kill()
+
         return self.returncode
 
     def terminate(self) -> None:
@@ -135,6 +162,7 @@ class Attendant:
                 cwd=folder,
                 preexec_fn=die_too if sys.platform == "linux" else None,
             )
+
         return self._process.wait()
 
     def terminate(self) -> None:

@@ -21,7 +21,8 @@ CHART_HEIGHT = 4  # lines of the first metric's curve
 PLAIN_LINES = 20  # per run, without a terminal
 WINDOW = 20  # steps from which the time left is estimated
 SHOWN_CHARACTERS = 600
-SPENT, PROJECTED = "cost/spent", "cost/projected"  # dollars
+SPENT = "cost/spent"
+PROJECTED = "cost/projected"  # dollars
 
 
 class SafeConsole(Console):
@@ -51,7 +52,12 @@ class LiveView:
         self._spent = self._projected = None  # dollars
         self.notes: dict[str, str] = {}
         self.watch_state: Callable[[], str] | None = None
-        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+
+        self._live = Live(
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -64,6 +70,7 @@ class LiveView:
     def start_at(self, step: int, rows: Sequence[dict]) -> None:
         self._times.clear()
         self._times.append((step, time.monotonic()))
+
         for row in rows:
             self._remember(row)
 
@@ -71,6 +78,7 @@ class LiveView:
         """Show one more row of metrics; a missing metric keeps its last value."""
         self._times.append((step, time.monotonic()))
         self._remember(row)
+
         if self.console.is_terminal:
             self._live.update(self._view(), refresh=True)
         elif step % max(1, self.steps // PLAIN_LINES) == 0 or step in (1, self.steps):
@@ -98,6 +106,7 @@ class LiveView:
         for name, values in self._history.items():
             if isinstance(row.get(name), int | float):
                 values.append(float(row[name]))
+
         self._spent = row.get(SPENT, self._spent)
         self._projected = row.get(PROJECTED, self._projected)
 
@@ -115,9 +124,14 @@ class LiveView:
         width = max(min(BAR_WIDTH, self.console.width - 40), 8)
         step, _ = self._times[-1]
         table = Table.grid(padding=(0, 2))
+
         table.add_row(
             f"step {step}/{self.steps}",
-            ProgressBar(total=self.steps, completed=step, width=width),
+            ProgressBar(
+                total=self.steps,
+                completed=step,
+                width=width,
+            ),
             "  ".join([f"{spell_time(self.seconds_left())} left", *self._cost()]),
         )
         for label, values in self._known().items():
@@ -127,35 +141,47 @@ class LiveView:
             height = CHART_HEIGHT if label == next(iter(self._watched.values())) else 1
             curve = "\n".join(chart(values, width, height))
             table.add_row(label, curve, spell_number(values[-1]) + scale)
+
         state = {"watch": self.watch_state()} if self.watch_state else {}
         for label, text in (self.notes | state).items():
             table.add_row(label, text)
+
         parts: list[RenderableType] = [table]
         if self._transcript:
             used = len(self._watched) + CHART_HEIGHT + len(self.notes) + 8
             height = max(self.console.height - used, 3)  # of a low terminal
             lines = self._transcript.splitlines()[-height:]
             parts.append(Panel(Text("\n".join(lines)), title="latest transcript"))
+
         if self._alarm:
             parts.append(Text(f"last alarm: {self._alarm}", style="yellow"))
+
         return Group(*parts)
 
 
 def print_line(console: Console, text: str) -> None:
     """Print one unwrapped line, so that paths in it can be copied."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        text,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 def chart(values: Sequence[float], width: int = 40, height: int = 1) -> list[str]:
     """Numbers as bars in `height` lines of at most `width` columns, averaged if there are more."""
     if not (finite := [x for x in values if x - x == 0]):
         return [""]
+
     size = -(-len(finite) // width)
     chunks = [finite[i : i + size] for i in range(0, len(finite), size)]
     means = [sum(chunk) / len(chunk) for chunk in chunks]
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     span = high - low or 1.0
     levels = [1 + int((x - low) / span * (8 * height - 1)) for x in means]  # eighths of a line
+
     return [
         "".join(BARS[min(max(level - 8 * line, 0), 8)] for level in levels)
         for line in reversed(range(height))
@@ -173,10 +199,12 @@ def spell_time(seconds: float | None) -> str:
     """A duration in its two largest units."""
     if seconds is None:
         return "?"
+
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     if hours:
         return f"{hours}h {minutes}m"
+
     return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"
 
 

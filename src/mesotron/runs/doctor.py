@@ -34,13 +34,27 @@ def list_gpus() -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that the driver sees; torch is not imported."""
     if shutil.which("nvidia-smi") is None:
         return ()
+
     query = "name,memory.total,memory.used,driver_version,compute_cap"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
         return tuple(
-            Gpu(name, float(total) / 1024, float(used) / 1024, driver, (*map(int, cap.split(".")),))
+            Gpu(
+                name,
+                float(total) / 1024,
+                float(used) / 1024,
+                driver,
+                (*map(int, cap.split(".")),),
+            )
             for name, total, used, driver, cap in rows
         )
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -56,45 +70,60 @@ def run(config: DoctorConfig) -> int:
 
 def check_machine() -> Iterator[tuple[str, str, str]]:
     """Mark (ok, slow, none or fail), subject, and what it means for a run."""
-    versions, gpus = describe_environment("", 0)["packages"], list_gpus()
+    versions = describe_environment("", 0)["packages"]
+    gpus = list_gpus()
     own = versions.pop("mesotron", "from source")
     yield "ok", "mesotron", f"{own}, Python {python_version()}"
     shown = ", ".join(f"{name} {number}" for name, number in versions.items())
     yield "ok" if "torch" in versions else "fail", "packages", shown or "none"
+
     for gpu in gpus:
         free = f"{gpu.memory - gpu.used:.0f} of {gpu.memory:.0f} GiB free"
         yield "ok", "gpu", f"{gpu.name}, {free}, driver {gpu.driver}"
+
     if not gpus:
         yield "slow", "gpu", "none: fine for the tiny model, see mesotron plan --gpu for others"
     elif "+cpu" in versions.get("torch", ""):
         yield "fail", "torch", f"{versions['torch']} cannot use the GPU: install a CUDA build"
+
     if gpus and gpus[0].capability >= (8, 0) and is_installed("triton"):
         yield "ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile"
     else:
         yield "slow", "kernels", "fused Muon and Pion steps need Triton and a GPU from Ampere on"
+
     if gpus and gpus[0].capability < (8, 0):
         yield "slow", "bfloat16", "not on this GPU: training runs in float32, several times slower"
+
     if "vllm" in versions:
         yield "ok", "sampling", f"vLLM {versions['vllm']}: --rollout.vllm colocate"
     else:
         how = "on a GPU use --rollout.fast, else sampling takes most of a step"
         yield "slow", "sampling", f"no vLLM: {how}"
+
     for extra, missing in missing_extras().items():
         state = f"pip install 'mesotron[{extra}]' ({', '.join(missing)})" if missing else "complete"
         yield "none" if missing else "ok", "extra", f"{extra}: {state}"
+
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     cores = num_cores()
     yield "ok" if cores > 2 else "slow", "cpu", f"{cores} cores, {memory:.0f} GiB of memory"
+
     hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     for place in dict.fromkeys((Path.cwd(), hub, Path(tempfile.gettempdir()))):
         there = next(one for one in (place, *place.parents) if one.exists())
         free = shutil.disk_usage(there).free / 2**30
-        mark, advice = "ok", ""
+        mark = "ok"
+
+        advice = ""
         if not os.access(there, os.W_OK):
-            mark, advice = "fail", ", read-only"
+            mark = "fail"
+            advice = ", read-only"
         elif free < MIN_DISK:
-            mark, advice = "slow", ": lower --keep, raise --save-every"
+            mark = "slow"
+            advice = ": lower --keep, raise --save-every"
+
         yield mark, "disk", f"{place}: {free:.0f} GiB free{advice}"
+
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         yield "none", "hub", "HF_HUB_OFFLINE=1: only models and data on this machine"
 
@@ -106,10 +135,12 @@ def missing_extras() -> dict[str, list[str]]:
         extra = str(wanted.marker).partition("extra == ")[2].strip("\"'")
         if extra in ("", "dev", "bench") or wanted.name == "mesotron":
             continue
+
         lacks = missing.setdefault(extra, [])
         try:
             if (installed := version(wanted.name)) not in wanted.specifier:
                 lacks.append(f"{wanted.name} {installed} is not {wanted.specifier}")
         except PackageNotFoundError:
             lacks.append(f"no {wanted.name}")
+
     return missing

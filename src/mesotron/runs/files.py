@@ -33,11 +33,13 @@ def read_rows(path: Path) -> list[Row]:
     """Every complete row of a file; none if there is no file."""
     if not path.exists():
         return []
+
     rows: list[Row] = []
     lines = path.read_bytes().split(b"\n")  # the last is empty, or torn, or lacks its line break
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
@@ -46,7 +48,9 @@ def read_rows(path: Path) -> list[Row]:
             if number == len(lines):
                 break
             raise ValueError(f"{path} line {number} is not a JSON object: {error}") from error
+
         rows.append(row)
+
     return rows
 
 
@@ -75,6 +79,7 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
     draft.replace(path)
 
 
@@ -88,8 +93,10 @@ def read_json(path: Path) -> Row:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not an object")
+
     return value
 
 
@@ -97,6 +104,7 @@ def check_writable(path: Path, name: str = "result.json") -> None:
     """Refuse an output file that cannot be written, before the minutes its content takes."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file in it, such as {path / name}")
+
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{path} cannot be written: name a file that can")
@@ -111,6 +119,7 @@ def printable(text: Any) -> str:
     whole = str(text)
     if whole.isprintable():
         return whole
+
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in whole
     )

@@ -39,9 +39,20 @@ Stream = Literal["metrics", "events", "samples", "spectra"]
 STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
 # Packages whose version can change a run's numbers.
 PACKAGES = (
-    "mesotron", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify",
-    "vllm", "jax", "optax", "flax", "numpy",
-)  # fmt: skip
+    "mesotron",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "math-verify",
+    "vllm",
+    "jax",
+    "optax",
+    "flax",
+    "numpy",
+)
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
@@ -60,6 +71,7 @@ def check_free(path: Path, flag: str = "--out") -> None:
         unfinished = {"config.json", "env.json"} <= names and "result.json" not in names
         resume = f", or continue it with --resume {path}" if unfinished else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
+
     place = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{path} cannot be made: {place} is no folder that can be written to")
@@ -73,6 +85,7 @@ def try_lock(path: Path) -> IO[str] | None:
     except BlockingIOError:
         file.close()
         return None
+
     return file
 
 
@@ -106,6 +119,7 @@ class RunFolder:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
         write_json(path / "config.json", to_plain(config))
+
         return cls(path)
 
     @property
@@ -129,6 +143,7 @@ class RunFolder:
                 draft.unlink(missing_ok=True)
                 draft.symlink_to(path.name, target_is_directory=True)
                 draft.replace(path.with_name("last"))
+
             self._is_last = True
 
     def rows(self, stream: Stream) -> list[Row]:
@@ -181,11 +196,17 @@ def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(PackageNotFoundError):  # an extra that is not installed
             packages[name] = version(name)
+
     return {
-        "python": platform.python_version(), "platform": platform.platform(),
-        "packages": packages, "commit": source_commit(), "command": sys.argv[1:],
-        "device": device, "seed": seed, **more,
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "commit": source_commit(),
+        "command": sys.argv[1:],
+        "device": device,
+        "seed": seed,
+        **more,
+    }
 
 
 def source_commit() -> str | None:
@@ -193,9 +214,17 @@ def source_commit() -> str | None:
     source = Path(__file__).parents[3]
     if not (source / ".git").exists():
         return None
+
     git = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            git,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+
     return done.stdout.strip()

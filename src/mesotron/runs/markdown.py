@@ -11,7 +11,12 @@ def fill_template(path: Path, **values: Any) -> str:
     """A Jinja template with these values; text is not escaped, and unknown names are errors."""
     from jinja2 import Environment, StrictUndefined
 
-    options: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options: Any = {
+        "undefined": StrictUndefined,
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+    }
+
     options |= {"keep_trailing_newline": True}
     return Environment(**options).from_string(path.read_text(encoding="utf-8")).render(values)
 

@@ -54,7 +54,9 @@ class StopRequest:
     """
 
     def __init__(self, say: Callable[[str], None], how_to_continue: str) -> None:
-        self.requested, self._say, self._how_to_continue = False, say, how_to_continue
+        self.requested = False
+        self._say = say
+        self._how_to_continue = how_to_continue
         self._before: dict[int, Any] = {}
         self._signal: int | None = None  # not announced yet
         self._hangs = False
@@ -71,12 +73,16 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._hangs or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt(self._how_to_continue)
+
         if not self.requested:
-            self.requested, self._signal = True, number
+            self.requested = True
+            self._signal = number
 
     def announce(self) -> None:
         """Print, once, that a stop was requested; called by the loop."""
-        number, self._signal = self._signal, None
+        number = self._signal
+        self._signal = None
+
         if number is not None:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             self._say(f"{name}: finishing this step, then saving; Ctrl-C again stops at once")
@@ -85,26 +91,32 @@ class StopRequest:
     def waiting_for(self, name: str, seconds: float) -> Iterator[None]:
         """After so many seconds inside, say what the run waits for; from then on one signal, also
         an earlier one, stops it."""
-        main, lock, over = threading.get_ident(), threading.Lock(), False
+        main = threading.get_ident()
+        lock = threading.Lock()
+        over = False
 
         def complain() -> None:
             with lock:
                 if over:
                     return
+
                 self._hangs = True
                 if self.requested:
                     signal.pthread_kill(main, signal.SIGINT)
+
             self._say(f"{name} has not returned for {seconds:g} s; Ctrl-C stops here, unsaved")
 
         timer = threading.Timer(seconds, complain)
         timer.daemon = True
         timer.start()
+
         try:
             yield
         finally:
             timer.cancel()
             with lock:
-                over, self._hangs = True, False
+                over = True
+                self._hangs = False
 
 
 @contextmanager
@@ -151,8 +163,10 @@ def go_offline_without_network() -> None:
     proxies = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     if "HF_HUB_OFFLINE" in os.environ or any(os.environ.get(name) for name in proxies):
         return
+
     address = os.environ.get("HF_ENDPOINT") or HUB
     url = urlsplit(address)
+
     port = url.port or (80 if url.scheme == "http" else 443)
     try:
         socket.create_connection((url.hostname or address, port), HUB_TIMEOUT).close()

@@ -43,18 +43,28 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
     """The plan of a stopped run: its own settings, its newest intact checkpoint."""
     resume = config.resume
     assert resume is not None
+
     path = resume.resolve()  # runs/last may come to point at another run
     folder = RunFolder(path)
     if folder.result is not None:
         raise ValueError(f"{resume} has finished: use {evaluate} {resume}, or start a new run")
+
     if is_main():
         with folder:  # refuses a run that another process is writing
             pass
+
     settings = resumed_settings(config, RunFolder(resume), instead)
     checkpoint, damaged = newest_whole(folder.checkpoints)
     notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
     start = f"step {checkpoint.step}" if checkpoint else "the start: no intact checkpoint"
-    return Plan(settings, path, folder, checkpoint, (*notes, f"resuming {path} from {start}"))
+
+    return Plan(
+        settings,
+        path,
+        folder,
+        checkpoint,
+        (*notes, f"resuming {path} from {start}"),
+    )
 
 
 def settings_to_resume(config_type: type[C], path: Path) -> C:
@@ -62,11 +72,14 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
     run = path.absolute().parent.parent
     if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
         raise ValueError(f"{path} is a checkpoint: give its run, --resume {path.parent.parent}")
+
     values = RunFolder(path).config
     for name, kind in (("train", TrainConfig), ("sft", SftConfig)):
         if kind is not config_type and {x.name for x in fields(kind)} == {*values}:
             raise ValueError(f"{path} is a run of {name}: use mesotron {name} --resume {path}")
+
     saved: Any = from_plain(config_type, values, str(path / "config.json"))
+
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
     left_open: dict[str, Any] = {
         item.name: item.default
@@ -82,27 +95,32 @@ def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run"
     source = run.path / "config.json"
     saved: Any = from_plain(type(config), run.config, str(source))
     check_trusted(code_names(saved), source, trust=getattr(config, "trust", False))
+
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"
         raise ValueError(f"{run.path} started {had}: leave {spell(name, given)} out, or {instead}")
+
     return _override(saved, config)
 
 
 def _override(saved: Any, given: Any) -> Any:
     values = {}
     for item in fields(saved):
-        own, new = getattr(saved, item.name), getattr(given, item.name)
+        own = getattr(saved, item.name)
+        new = getattr(given, item.name)
         if is_dataclass(own):
             values[item.name] = _override(own, new)
         elif item.metadata.get("overridable_on_resume") and new is not None:
             values[item.name] = new
+
     return replace(saved, **values)
 
 
 def differences(given: Any, own: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Fields that differ and may not: name, given value, the run's value."""
     for item in fields(given):
-        a, b = getattr(given, item.name), getattr(own, item.name)
+        a = getattr(given, item.name)
+        b = getattr(own, item.name)
         if is_dataclass(a):
             yield from differences(a, b, f"{prefix}{item.name}.")
         elif item.metadata.get("overridable_on_resume") or a == b:
@@ -118,6 +136,7 @@ def run_of(name: str) -> RunFolder | None:
         return RunFolder(path)
     if path.name.startswith("checkpoint-") and (path.parent.parent / "checkpoints").is_dir():
         return RunFolder(path.parent.parent)
+
     return None
 
 
@@ -127,8 +146,10 @@ def eval_defaults(name: str) -> EvalConfig:
     saved = {} if run is None else run.config
     if run is None or not isinstance(saved.get("task"), Mapping):
         return EvalConfig(model=name)
+
     values = {"model": name, "task": saved["task"]}
     rollout = saved.get("rollout")
     if isinstance(rollout, Mapping) and "max_tokens" in rollout:
         values["max_tokens"] = rollout["max_tokens"]
+
     return from_plain(EvalConfig, values, str(run.path / "config.json"))

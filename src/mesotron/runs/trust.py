@@ -52,6 +52,7 @@ def import_named(name: str, what: str) -> Any:
     is_file = module_name.endswith(".py")
     if is_file and not Path(module_name).expanduser().is_file():
         raise ValueError(f"there is no file {module_name} for the {what} {name!r}")
+
     try:
         module = import_file(module_name) if is_file else import_module(module_name)
     except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
@@ -59,9 +60,11 @@ def import_named(name: str, what: str) -> Any:
         hint = " (for a file of yours give FILE.py:NAME)" if is_absent else ""
         reason = f"{type(error).__name__}: {error}{hint}"
         raise ValueError(f"cannot import the {what} {name!r}: {reason}") from error
+
     if not callable(getattr(module, attribute, None)):
         known = [one for one, value in vars(module).items() if callable(value)]
         raise ValueError(f"{module_name} has no function {attribute!r}{suggest(attribute, known)}")
+
     return getattr(module, attribute)
 
 
@@ -71,15 +74,19 @@ def import_file(name: str) -> ModuleType:
     key = f"own_{path.stem}"
     if getattr(sys.modules.get(key), "__file__", None) == str(path):
         return sys.modules[key]
+
     spec = util.spec_from_file_location(key, path)
     assert spec is not None
     assert spec.loader is not None
+
     sys.modules[key] = module = util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[key]
         raise
+
     return module

@@ -26,7 +26,8 @@ from pkgutil import resolve_name as resolve
 from time import monotonic
 from typing import IO, Any, Literal, Self
 
-START_SECONDS, EXIT_SECONDS = 120.0, 1.0  # for imports from a slow disk, and to end
+START_SECONDS = 120.0
+EXIT_SECONDS = 1.0  # for imports from a slow disk, and to end
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 GPUS = Path("/proc/driver/nvidia/gpus")
 LOG_TAIL = 4096  # bytes
@@ -38,7 +39,8 @@ class WorkerDied(RuntimeError):
     def __init__(self, target: str, returncode: int, timed_out: bool = False) -> None:
         how = "timed out" if timed_out else describe_exit(returncode)
         super().__init__(f"worker process {how} in {target}")
-        self.returncode, self.timed_out = returncode, timed_out
+        self.returncode = returncode
+        self.timed_out = timed_out
 
 
 class Worker:
@@ -71,9 +73,11 @@ class Worker:
             start_new_session=True,
             pass_fds=(its_end.fileno(),),
         )
+
         its_end.close()
         self._loads = json.loads if replies == "json" else pickle.loads
         self._target = ""
+
         try:
             if setup:
                 self.call(setup[0], *setup[1:], timeout=START_SECONDS)
@@ -96,6 +100,7 @@ class Worker:
         except OSError:
             self.kill()
             return False
+
         return True
 
     def receive(self, timeout: float | None = None) -> Any:
@@ -109,12 +114,15 @@ class Worker:
             if not timed_out:  # it is ending by itself: learn how
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(EXIT_SECONDS)
+
             self.kill()
             raise WorkerDied(self._target, self.process.returncode, timed_out) from None
+
         if kind == "ValueError":
             raise ValueError(value)
         if kind == "error":
             raise RuntimeError(f"in a worker process:\n{value}")
+
         return value
 
     def kill(self) -> None:
@@ -131,17 +139,20 @@ class WorkerPool:
     """
 
     def __init__(self, num_workers: int, **options: Any) -> None:
-        self.num_workers, self._options = num_workers, options
+        self.num_workers = num_workers
+        self._options = options
         self._reset()
 
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._workers: list[Worker | None] = [None] * self.num_workers
         self._locks = [threading.Lock() for _ in self._workers]
+
         # Last in, first out: no more processes start than the load needs.
         self._idle: queue.LifoQueue[int] = queue.LifoQueue()
         for index in reversed(range(self.num_workers)):
             self._idle.put(index)
+
         self._threads: ThreadPoolExecutor | None = None
         self.processes: set[subprocess.Popen[bytes]] = set()
         weakref.finalize(self, _kill_all, self.processes, self._owner)
@@ -153,16 +164,26 @@ class WorkerPool:
         A worker that died is replaced at the next call; its modules and state start afresh."""
         if os.getpid() != self._owner:
             self._reset()  # forked: the processes belong to the parent
+
         if not self.num_workers:
             future: Future[Any] = Future()
             try:
                 future.set_result(resolve(target)(*args))
             except Exception as error:
                 future.set_exception(error)
+
             return future
+
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.num_workers)
-        return self._threads.submit(self._call, target, args, timeout, worker)
+
+        return self._threads.submit(
+            self._call,
+            target,
+            args,
+            timeout,
+            worker,
+        )
 
     def _call(
         self, target: str, args: Sequence[Any], timeout: float | None, only: int | None
@@ -172,6 +193,7 @@ class WorkerPool:
             with self._locks[index]:
                 if (worker := self._workers[index]) is not None and worker.send(target, args):
                     return worker.receive(timeout)
+
                 self.processes -= {one for one in set(self.processes) if one.poll() is not None}
                 worker = self._workers[index] = Worker(**self._options)
                 self.processes.add(worker.process)
@@ -186,6 +208,7 @@ class WorkerPool:
             for index, args in enumerate(jobs):
                 yield index, resolve(target)(*args)
             return
+
         futures = {self.submit(target, *args): index for index, args in enumerate(jobs)}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -201,6 +224,7 @@ class WorkerPool:
     def close(self) -> None:
         if os.getpid() != self._owner:
             return
+
         _kill_all(self.processes, self._owner)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -231,7 +255,8 @@ class Job:
 
 class CommandPool:
     def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
-        self.num_workers, self.gpus = num_workers, tuple(gpus)
+        self.num_workers = num_workers
+        self.gpus = tuple(gpus)
         self.jobs: list[Job] = []
         self._terminated = False
 
@@ -240,20 +265,39 @@ class CommandPool:
         return len(self.jobs) < self.num_workers
 
     def start(
-        self, key: str, command: Sequence[str], log: Path, env: Mapping[str, str],
+        self,
+        key: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
         keep_open: Sequence[int] = (),
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         taken = {job.slot for job in self.jobs}
         slot = next(k for k in range(self.num_workers) if k not in taken)
+
         env = {**os.environ, **env}
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
                 pass_fds=keep_open,
-            )  # fmt: skip
-        self.jobs.append(Job(key, process, slot, log, monotonic()))
+            )
+
+        self.jobs.append(
+            Job(
+                key,
+                process,
+                slot,
+                log,
+                monotonic(),
+            )
+        )
         return self.jobs[-1]
 
     def take_ended(self) -> list[Job]:
@@ -328,6 +372,7 @@ def _serve(descriptor: int, codec: str) -> None:
                 reply = encode(("ValueError", str(error)))
             except Exception:
                 reply = encode(("error", traceback.format_exc()))
+
             connection.send_bytes(reply)
 
 

@@ -16,7 +16,7 @@ from mesotron.spectral.filters import (
     noise_edge,
     pion,
     polar_express,
-)  # fmt: skip
+)
 from mesotron.spectral.response import (
     PLAIN,
     SYMMETRIC,
@@ -31,12 +31,35 @@ from mesotron.spectral.response import (
     slope_at_zero,
     standard_flops,
     threshold,
-)  # fmt: skip
+)
 from mesotron.spectral.scale import SCALES, check_scale, step_scale
 
 __all__ = [
-    "FILTERS", "PLAIN", "SCALES", "SYMMETRIC", "SYRK", "Cost", "Filter", "Segment", "Triple",
-    "cheapest_plan", "check_scale", "cubic", "gram_plan", "high_pass", "limit_cutoff", "low_rank",
-    "make_filter", "muon", "noise_edge", "pion", "plan_flops", "polar_express", "response",
-    "slope_at_zero", "standard_flops", "step_scale", "threshold",
-]  # fmt: skip
+    "FILTERS",
+    "PLAIN",
+    "SCALES",
+    "SYMMETRIC",
+    "SYRK",
+    "Cost",
+    "Filter",
+    "Segment",
+    "Triple",
+    "cheapest_plan",
+    "check_scale",
+    "cubic",
+    "gram_plan",
+    "high_pass",
+    "limit_cutoff",
+    "low_rank",
+    "make_filter",
+    "muon",
+    "noise_edge",
+    "pion",
+    "plan_flops",
+    "polar_express",
+    "response",
+    "slope_at_zero",
+    "standard_flops",
+    "step_scale",
+    "threshold",
+]

@@ -92,15 +92,21 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
 
     References: Amsel, Persson, Musco, Gower, "The Polar Express", 2025, arXiv 2505.16932.
     """
-    low, high, triples = lower, 1.0, []
+    low = lower
+    high = 1.0
+
+    triples = []
     for k in range(_positive(steps)):
         # A longer interval makes the best quintic so steep that it slows the later steps down.
         a, b, c = _best_quintic(max(low, 0.0240732743 * high), high)
-        at_low, at_high = _quintic((a, b, c), low), _quintic((a, b, c), high)
+        at_low = _quintic((a, b, c), low)
+        at_high = _quintic((a, b, c), high)
         center = 2 / (at_low + at_high)
-        low, high = center * at_low, 2 - center * at_low
+        low = center * at_low
+        high = 2 - center * at_low
         s = safety if k < steps - 1 else 1.0
         triples.append((center * a / s, center * b / s**3, center * c / s**5))
+
     return Filter("polar_express", tuple(triples))
 
 
@@ -136,6 +142,7 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
             f"cutoff={cutoff!r} must be 'aligned', 'noise' or a fraction between 0 and "
             f"{FIXED_POINT:.4f}, the highest that suppression can aim at"
         )
+
     return Filter("pion", cutoff=edge, suppress=_positive(suppress))
 
 
@@ -145,15 +152,23 @@ def low_rank(rank: int = 128) -> Filter:
 
 
 FILTERS: dict[str, Callable[..., Filter]] = {
-    "muon": muon, "cubic": cubic, "polar_express": polar_express, "pion": pion, "low_rank": low_rank
-}  # fmt: skip
+    "muon": muon,
+    "cubic": cubic,
+    "polar_express": polar_express,
+    "pion": pion,
+    "low_rank": low_rank,
+}
 
 
 @lru_cache(maxsize=256)
 def make_filter(
-    name: str, *, steps: int | None = None, promote: int = 0, cutoff: Cutoff | None = None,
+    name: str,
+    *,
+    steps: int | None = None,
+    promote: int = 0,
+    cutoff: Cutoff | None = None,
     rank: int | None = None,
-) -> Filter:  # fmt: skip
+) -> Filter:
     """A filter from the plain values that a param group, a config or a flag holds.
 
     Example:
@@ -164,15 +179,22 @@ def make_filter(
         raise ValueError(f"unknown filter {name!r}: choose one of {', '.join(FILTERS)}")
     if rank is not None and name != "low_rank":
         raise ValueError(f"rank={rank} belongs to the low_rank filter, not to {name!r}")
+
     if cutoff is not None:
         if name != "pion" or promote:
             raise ValueError(f"cutoff={cutoff!r} belongs to the pion filter without promote")
         return high_pass(cutoff, **({} if steps is None else {"suppress": steps}))
+
     if promote and name != "pion":
         raise ValueError(f"promote={promote} belongs to the pion filter, not to {name!r}")
     if steps is not None and name == "low_rank":
         raise ValueError(f"steps={steps}: the low_rank filter has none, it is an exact SVD")
-    options = {"steps": steps, "promote": promote or None, "rank": rank}
+
+    options = {
+        "steps": steps,
+        "promote": promote or None,
+        "rank": rank,
+    }
     return FILTERS[name](**{key: value for key, value in options.items() if value is not None})
 
 
@@ -204,15 +226,19 @@ def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:
     slack = t * (1 - t * t) ** 2
     base = 1.5 * t - 0.5 * t**3
     c = ((FIXED_POINT - base) / slack).clip(-1.5, 0.375)
+
     return (1.5 + c, -(0.5 + 2 * c), c), base + c * slack
 
 
 @lru_cache(maxsize=1024)
 def num_promotions(t: float) -> int:
     """How many steps of `aim` bring the threshold t to the fixed point."""
-    place, count = np.float64(t), 0
+    place = np.float64(t)
+    count = 0
     while place < FIXED_POINT - 1e-9:
-        place, count = aim(place)[1], count + 1
+        place = aim(place)[1]
+        count = count + 1
+
     return count
 
 
@@ -233,6 +259,7 @@ def _best_quintic(low: float, high: float) -> Triple:
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2
         return 1.875 / s, -1.25 / s**3, 0.375 / s**5
+
     a = b = c = 0.0
     points = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0])
     for _ in range(50):
@@ -243,5 +270,7 @@ def _best_quintic(low: float, high: float) -> Triple:
         moved = np.array([low, *middle, high])
         if np.abs(moved - points).max() < 1e-13 * high:
             break
+
         points = moved
+
     return float(a), float(b), float(c)

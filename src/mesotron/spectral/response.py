@@ -24,11 +24,13 @@ def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Trip
         raise ValueError(f"the {filter.name} filter keeps a rank and has no scalar response")
     if filter.cutoff is None:
         return filter.steps
+
     t = np.float64(_edge(filter, shape))
     triples = []
     for _ in range(filter.num_steps(*(shape or (1, 1)))):
         (a, b, c), t = aim(t)
         triples.append((float(a), float(b), float(c)))
+
     return tuple(triples)
 
 
@@ -36,8 +38,10 @@ def _edge(filter: Filter, shape: tuple[int, int] | None) -> float:
     if filter.cutoff != "noise":
         assert filter.cutoff is not None
         return filter.cutoff
+
     if shape is None:
         raise ValueError("cutoff='noise' depends on the matrix: give its shape (m, n)")
+
     return noise_edge(*shape)
 
 
@@ -72,6 +76,7 @@ def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float 
         return min(float(_edge(filter, shape)), FIXED_POINT)
     if filters.SUPPRESS not in filter.steps:
         return None
+
     promotions = Filter(filter.name, tuple(t for t in filter.steps if t == filters.PROMOTE))
     return threshold(promotions, FIXED_POINT) if promotions.steps else FIXED_POINT
 
@@ -88,6 +93,7 @@ def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None
     above = np.flatnonzero(response(filter, grid, shape) >= level)
     if not len(above):
         raise ValueError(f"the {filter.name} filter never reaches {level} on [0, 1]")
+
     high = float(grid[above[0]])
     low = max(high - float(grid[1]), 0.0)
     for _ in range(60):
@@ -96,6 +102,7 @@ def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None
             high = middle
         else:
             low = middle
+
     return high
 
 
@@ -131,6 +138,7 @@ def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) ->
             total += len(steps) * wide
         else:  # and Q Z and the two of R Z Z, for every step but one
             total += wide + 3 * cost.commuting * m**3 * (len(steps) - 1)
+
     return total
 
 
@@ -145,15 +153,22 @@ def gram_plan(
         if growth * roundoff > tolerance:
             segments.append([])
             growth = 1.0
+
         segments[-1].append(triple)
         growth *= max(triple[0] ** 2, 1.0)
+
     return tuple(Segment("gram", tuple(s)) for s in segments)
 
 
 def cheapest_plan(
-    m: int, n: int, steps: tuple[Triple, ...], roundoff: float, cost: Cost = PLAIN,
+    m: int,
+    n: int,
+    steps: tuple[Triple, ...],
+    roundoff: float,
+    cost: Cost = PLAIN,
     tolerance: float = GRAM_TOLERANCE,
-) -> tuple[Segment, ...]:  # fmt: skip
+) -> tuple[Segment, ...]:
     """The cheaper of the standard form and the Gram form for this shape, by FLOPs."""
-    standard, gram = (Segment("standard", steps),), gram_plan(steps, roundoff, tolerance)
+    standard = (Segment("standard", steps),)
+    gram = gram_plan(steps, roundoff, tolerance)
     return min(standard, gram, key=lambda plan: plan_flops(m, n, plan, cost))

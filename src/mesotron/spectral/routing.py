@@ -20,9 +20,14 @@ RULES = SPECTRAL_RULES + AUXILIARY_RULES
 MAX_RAW_CHANNELS = 4  # of a convolution's input: an image, a video or a depth map
 # JAX decides the spectral rule after the table is made and writes "matrix" for it.
 _COLORS = {
-    "muon": "cyan", "pion": "magenta", "normuon": "blue", "matrix": "cyan", "adamw": "yellow",
-    "sgd": "green", "lora": "magenta",
-}  # fmt: skip
+    "muon": "cyan",
+    "pion": "magenta",
+    "normuon": "blue",
+    "matrix": "cyan",
+    "adamw": "yellow",
+    "sgd": "green",
+    "lora": "magenta",
+}
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
@@ -134,6 +139,7 @@ class RoutingTable:
             aliases = tuple(_INDEX.sub("{}", alias) for alias in row.aliases)
             key = replace(row, name=_INDEX.sub("{}", row.name), aliases=aliases)
             alike.setdefault(key, []).append(row)
+
         merged = []
         for key, members in alike.items():
             indices = [tuple(map(int, _INDEX.findall(row.name))) for row in members]
@@ -142,6 +148,7 @@ class RoutingTable:
                 merged.append(replace(members[0], name=key.name.format(*map(_ranges, columns))))
             else:  # not a full grid of indices
                 merged += members
+
         return merged
 
     def groups(self, model: Any, **common: Any) -> list[dict[str, Any]]:
@@ -157,16 +164,20 @@ class RoutingTable:
         """
         named = dict(model.named_parameters(remove_duplicate=False))
         advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
+
         seen: set[int] = set()
         for row in self.rows:
             param = named.get(row.name)
             same = param is not None and tuple(param.shape) == row.shape and param.requires_grad
             if not same or id(param) in seen:
                 raise ValueError(f"{row.name} is gone, frozen, tied or has a new shape: {advice}")
+
             seen.add(id(param))
+
         for name, param in named.items():
             if param.requires_grad and id(param) not in seen:
                 raise ValueError(f"{name} is trainable but not in the table: {advice}")
+
         groups: dict[tuple[str, str, float], dict[str, Any]] = {}
         for row in self.rows:
             key = (row.rule, row.view, row.lr_scale)
@@ -175,10 +186,23 @@ class RoutingTable:
                 group_name = f"{row.rule} {row.view}" if is_viewed else row.rule
                 if row.lr_scale != 1.0:
                     group_name += f" lr*{row.lr_scale:g}"
-                groups[key] = {"params": [], "param_names": [], "name": group_name, **common}
-                groups[key] |= {"rule": row.rule, "view": row.view, "lr_scale": row.lr_scale}
+
+                groups[key] = {
+                    "params": [],
+                    "param_names": [],
+                    "name": group_name,
+                    **common,
+                }
+
+                groups[key] |= {
+                    "rule": row.rule,
+                    "view": row.view,
+                    "lr_scale": row.lr_scale,
+                }
+
             groups[key]["params"].append(named[row.name])
             groups[key]["param_names"].append(row.name)
+
         return list(groups.values())
 
     def to_json(self) -> str:
@@ -190,6 +214,7 @@ class RoutingTable:
         cells = self._cells(full)
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells]
+
         return "\n".join([*lines, "", self.summary()]) + "\n"
 
     def summary(self) -> str:
@@ -204,20 +229,29 @@ class RoutingTable:
         """Print the table with one color per rule."""
         from rich.table import Table
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(
+            box=None,
+            pad_edge=False,
+            header_style="bold",
+        )
+
         header, *lines = self._cells(full)
+
         # Narrow terminals drop role and reason; very narrow ones wrap names.
         fixed = [i for i, title in enumerate(header) if title not in ("role", "reason")]
         widths = {i: max(len(line[i]) for line in [header, *lines]) for i in fixed}
         wide = sum(widths.values()) + 36 <= console.width
+
         shown = range(len(header)) if wide else fixed
         for i in shown:
             if header[i] == "parameter" and not wide:
                 table.add_column(header[i], overflow="fold")
             else:
                 table.add_column(header[i], min_width=widths.get(i), no_wrap=True)
+
         for line in lines:
             table.add_row(*(line[i] for i in shown), style=_COLORS[line[header.index("rule")]])
+
         console.print(table, markup=False)
         console.print(self.summary(), markup=False, highlight=False)
 
@@ -229,6 +263,7 @@ class RoutingTable:
             reason = row.reason + (f"; tied to {', '.join(row.aliases)}" if row.aliases else "")
             shape = "x".join(map(str, row.shape)) or "scalar"
             cells.append([row.name, shape, row.role, row.rule, view, f"{row.lr_scale:g}", reason])
+
         scaled = any(row.lr_scale != 1.0 for row in self.rows)
         return cells if scaled else [[*line[:5], line[6]] for line in cells]
 
@@ -237,8 +272,10 @@ def _ranges(numbers: list[int]) -> str:
     """[0, 1, 2, 5] as "{0..2,5}"; one number as itself."""
     if len(numbers) == 1:
         return str(numbers[0])
+
     spans = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         (_, first), *rest = run
         spans.append(f"{first}..{rest[-1][1]}" if rest else f"{first}")
+
     return "{" + ",".join(spans) + "}"

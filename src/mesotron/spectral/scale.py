@@ -29,6 +29,7 @@ def step_scale(scale: Scale, rows: int, cols: int) -> float:
         return 0.2 * math.sqrt(max(rows, cols))
     if scale == "spectral":
         return math.sqrt(max(1.0, rows / cols))
+
     return check_scale(scale) * math.sqrt(max(rows, cols))
 
 
@@ -37,4 +38,5 @@ def check_scale(scale: Scale) -> float:
         return 1.0
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
         raise ValueError(f"scale={scale!r} must be one of {', '.join(SCALES)} or a positive number")
+
     return float(scale)

@@ -25,7 +25,9 @@ WIDE = 78  # a narrower terminal gets fewer columns
 NARROW_SIGMA = (0.001, 0.01, 0.1, 0.3, 0.8, 1.0)
 NARROW_PROPERTIES = ("cutoff", "σ→.5", "passes", "GFLOP", "Gram")
 FP32_ROUNDOFF = 2.0**-24
-PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 56, 3, 22
+PLOT_WIDTH = 56
+PLOT_HEIGHT = 3
+PLOT_MARGIN = 22
 PLOT_TOP = 1.25  # above Muon's largest overshoot, about 1.2
 BLOCKS = " ▁▂▃▄▅▆▇█"
 STYLES = ("cyan", "blue", "magenta", "red", "yellow", "green")
@@ -33,7 +35,11 @@ COOL = ("#33658a", "#5b9bb5", "#7a8b99")  # for Muon's family; warm for Pion's
 WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a46")
 SMALLEST = 5e-4  # left end of a log axis, which shows Muon's rise
 # Without a date the same curves give the same file.
-METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+METADATA = {
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
 
 
 @dataclass(frozen=True)
@@ -68,25 +74,31 @@ class Curve:
         m, n = self.shape
         steps = steps_at(self.filter, self.shape)
         gram = spectral.plan_flops(m, n, spectral.gram_plan(steps, FP32_ROUNDOFF))
+
         return spectral.standard_flops(m, n, steps) / 1e9, gram / 1e9
 
 
 def run(config: SpectrumConfig) -> int:
     if config.plot:
         require("plot", what="--plot")
+
     curves = make_curves(config)
     # Files first: a bad file name then fails before anything is printed.
     if config.out:
         config.out.write_text(json.dumps(as_record(curves), indent=2) + "\n")
+
     if config.plot:
         draw(curves, config.plot, config.axis)
+
     console = SafeConsole(highlight=False)
     wide = console.width >= WIDE
     if not config.brief:
         console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
         console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
+
     plot_width = max(min(PLOT_WIDTH, console.width - PLOT_MARGIN), 1)
     console.print(terminal_plot(curves, config.axis, plot_width))
+
     return 0
 
 
@@ -95,13 +107,18 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
         raise ValueError("no filter to show: name at least one, such as muon or pion")
     if (config.promote or config.cutoff) and "pion" not in config.filters:
         raise ValueError("promote and cutoff belong to the pion filter: add pion to the filters")
-    promote, cutoff = config.promote, config.cutoff
+
+    promote = config.promote
+    cutoff = config.cutoff
     if not promote and not cutoff:
-        promote, cutoff = (0, 2), ("aligned",)
+        promote = (0, 2)
+        cutoff = ("aligned",)
+
     variants: list[tuple[str, dict[str, Any]]] = [
         *((f"pion promote={k}", {"promote": k}) for k in promote),
         *((f"pion cutoff={c}", {"cutoff": c}) for c in cutoff),
     ]
+
     rows, columns = sorted(config.shape)
     return [
         Curve(label, make_filter(name, steps=config.steps, **options), (rows, columns))
@@ -114,8 +131,10 @@ def response_table(curves: list[Curve], grid: tuple[float, ...]) -> Table:
     table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
+
     for curve, style in zip(curves, cycle(STYLES)):
         table.add_row(Text(curve.label, style), *map(short, curve.at(grid)))
+
     return table
 
 
@@ -124,6 +143,7 @@ def property_table(curves: list[Curve], headings: tuple[str, ...]) -> Table:
     table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
+
     for curve, style in zip(curves, cycle(STYLES)):
         cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
         slope = spectral.slope_at_zero(curve.filter, curve.shape)
@@ -132,13 +152,20 @@ def property_table(curves: list[Curve], headings: tuple[str, ...]) -> Table:
         texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
         shown = dict(zip(PROPERTIES, texts, strict=True))
         table.add_row(Text(curve.label, style), *(shown[heading] for heading in headings))
+
     return table
 
 
 def _new_table(title: str, first: str) -> Table:
-    look = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    look = {
+        "title_justify": "left",
+        "title_style": "bold",
+        "box": box.SIMPLE_HEAD,
+    }
+
     table = Table(title=title, padding=(0, 0, 0, 1), pad_edge=False, **look)  # pyright: ignore
     table.add_column(first, no_wrap=True)
+
     return table
 
 
@@ -152,9 +179,11 @@ def terminal_plot(curves: list[Curve], axis: str, width: int) -> Text:
             line = "".join(BLOCKS[min(max(n - 8 * row, 0), 8)] for n in filled)
             plot.append(f"{curve.label if row == 0 else '':>{PLOT_MARGIN - 1}} ")
             plot.append(line + "\n", style)
+
     left = f"σ = {sigma[0]:.3g}"
     legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(width - len(left) - 1)
     plot.append(" " * PLOT_MARGIN + left + legend + "1\n")
+
     return plot
 
 
@@ -184,8 +213,14 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
         }
         for curve in curves
     ]
+
     shape = curves[0].shape
-    common = {"shape": shape, "noise_edge": noise_edge(*shape), "sigma": sigma.tolist()}
+    common = {
+        "shape": shape,
+        "noise_edge": noise_edge(*shape),
+        "sigma": sigma.tolist(),
+    }
+
     return {**common, "filters": rows}
 
 
@@ -195,26 +230,53 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), dpi=160, layout="constrained")
-    axes = figure.add_subplot(xscale=axis, ylim=(0, 1.3), yticks=(0, 0.5, 1))
+    figure = Figure(
+        figsize=(10, 4.5),
+        dpi=160,
+        layout="constrained",
+    )
+
+    axes = figure.add_subplot(
+        xscale=axis,
+        ylim=(0, 1.3),
+        yticks=(0, 0.5, 1),
+    )
+
     axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="singular value σ of the normalized matrix", ylabel="response f(σ)")
     axes.set_title("What each filter does to a singular value", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
+
     colors = {True: cycle(WARM), False: cycle(COOL)}
     for curve in curves:
         heights = curve.at(sigma)
+
         # A curve that swings about 1 is drawn thin, so that it does not cover the others.
         width = 0.8 if (np.diff(heights) < -1e-6).any() else 2
         color = next(colors[curve.label.startswith("pion")])
-        axes.plot(sigma, heights, color=color, linewidth=width, label=curve.label)
+        axes.plot(
+            sigma,
+            heights,
+            color=color,
+            linewidth=width,
+            label=curve.label,
+        )
+
     m, n = curves[0].shape
     edge = noise_edge(m, n)
     if edge < 1:
-        axes.axvline(edge, color="gray", linestyle=":", zorder=0, label=f"noise edge, {m} × {n}")
+        axes.axvline(
+            edge,
+            color="gray",
+            linestyle=":",
+            zorder=0,
+            label=f"noise edge, {m} × {n}",
+        )
+
     place: Any = "outside center right"  # missing from matplotlib's types
     figure.legend(loc=place, frameon=False)
+
     with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
         figure.savefig(path, metadata=METADATA[path.suffix])

@@ -20,7 +20,9 @@ from mesotron.vla.towers import LanguageTower, VisionTower
 if TYPE_CHECKING:
     from mesotron.vla.training import Trainer
 
-DESCRIPTION, WEIGHTS, OPTIMIZER = "policy.json", "policy.safetensors", "optimizer"
+DESCRIPTION = "policy.json"
+WEIGHTS = "policy.safetensors"
+OPTIMIZER = "optimizer"
 
 
 class Saved(NamedTuple):
@@ -33,8 +35,16 @@ class Saved(NamedTuple):
 
 def save(root: Path, trainer: "Trainer", world: WorldConfig | None, keep: int) -> None:
     with writing(root, trainer.step) as draft:
-        save_policy(draft, trainer.policy, trainer.step, world, trainer.config.execute)
+        save_policy(
+            draft,
+            trainer.policy,
+            trainer.step,
+            world,
+            trainer.config.execute,
+        )
+
         save_state(draft, OPTIMIZER, trainer.optimizer.state_dict())
+
     prune(root, keep, newest=trainer.step)
 
 
@@ -52,6 +62,7 @@ def save_policy(
         "world": None if world is None else to_plain(world),
         "execute": execute,
     }
+
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2))
     for part in (policy.vision, policy.language):
         if isinstance(part, VisionTower | LanguageTower):
@@ -66,21 +77,33 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
         if newest is None:
             reason = damaged[0] if damaged else "give a run of mesotron vla train"
             raise ValueError(f"{path} has no checkpoint of a policy: {reason}")
+
         for wrong in damaged:
             logging.getLogger("mesotron").warning("skipping a damaged checkpoint: %s", wrong)
+
         folder = newest.path
-    source, description = str(folder / DESCRIPTION), read_json(folder / DESCRIPTION)
+
+    source = str(folder / DESCRIPTION)
+    description = read_json(folder / DESCRIPTION)
     try:
         config = from_plain(PolicyConfig, description["policy"], source)
         body = Body(**{**description["body"], "cameras": tuple(description["body"]["cameras"])})
         policy = Policy(config, body, description["where"], folder)
         _load_weights(policy, folder)
-        step, world = description["step"], description["world"]
+        step = description["step"]
+        world = description["world"]
     except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{folder} is damaged, give another checkpoint ({reason})") from error
+
     world = None if world is None else from_plain(WorldConfig, world, source)
-    return Saved(policy.to(device).eval(), step, world, folder, description.get("execute"))
+    return Saved(
+        policy.to(device).eval(),
+        step,
+        world,
+        folder,
+        description.get("execute"),
+    )
 
 
 def restore(trainer: "Trainer", folder: Path, step: int) -> None:

@@ -21,12 +21,25 @@ class Frames:
         actions, real = demos.chunks(np.arange(len(demos)), chunk)
         self.device = device
         self._images: Tensor | None = None
+
         if demos.images:
             size = sum(images.nbytes for images in demos.images.values())
             home = device if size <= MAX_BYTES_ON_DEVICE else torch.device("cpu")
             views = [torch.from_numpy(images).to(home) for images in demos.images.values()]
+
             # uint8 [M, C, 3, H, W]
-            self._images = torch.stack(views, dim=1).permute(0, 1, 4, 2, 3).contiguous()
+            self._images = (
+                torch.stack(views, dim=1)
+                .permute(
+                    0,
+                    1,
+                    4,
+                    2,
+                    3,
+                )
+                .contiguous()
+            )
+
         self._state = torch.from_numpy(demos.state).float().to(device)
         self._text_ids = encode(demos.tasks).to(device)
         self._task = torch.from_numpy(demos.task_index).long().to(device)
@@ -48,11 +61,15 @@ class Frames:
         images = None
         if self._images is not None:
             images = self._images[rows.to(self._images.device)].to(self.device)
+
         where = None if self._where is None else self._where[local]
-        text_ids, text_index = self._text_ids, self._task[local]
+        text_ids = self._text_ids
+
+        text_index = self._task[local]
         if len(text_ids) > len(rows):  # cheaper to encode one per row
             text_ids = text_ids[text_index]
             text_index = torch.arange(len(rows), device=self.device)
+
         inputs = Inputs(images, self._state[local], text_ids, text_index)
         return inputs, Targets(self._actions[local], self._real[local], where)
 
@@ -63,6 +80,7 @@ def body_of(demos: Demos) -> Body:
     if len(sizes) > 1:
         listed = ", ".join(f"{name} {h}x{w}" for name, (h, w) in shapes.items())
         raise ValueError(f"images must be square and of one size, not {listed}")
+
     return Body(tuple(shapes), max(sizes, default=0), demos.state.shape[1], demos.action.shape[1])
 
 
@@ -70,21 +88,28 @@ class RowOrder:
     """Rows in a new random order each epoch, by step."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
-        self.num_rows, self.seed = num_rows, seed
-        self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.long)
+        self.num_rows = num_rows
+        self.seed = seed
+        self._epoch = -1
+        self._permutation = torch.empty(0, dtype=torch.long)
 
     def rows(self, step: int, size: int) -> Tensor:
         """The rows of a step, int64 [size]; steps count from 0."""
         parts: list[Tensor] = []
-        first, missing = step * size, size
+        first = step * size
+
+        missing = size
         while missing:
             epoch, place = divmod(first, self.num_rows)
             if epoch != self._epoch:
                 generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
                 self._permutation = torch.randperm(self.num_rows, generator=generator)
                 self._epoch = epoch
+
             parts.append(self._permutation[place : place + missing])
-            first, missing = first + len(parts[-1]), missing - len(parts[-1])
+            first = first + len(parts[-1])
+            missing = missing - len(parts[-1])
+
         return torch.cat(parts)
 
 

@@ -38,9 +38,18 @@ SHARD_ACTIONS = 600  # per shard, about half a second of simulation
 MAX_SHARDS = 1_000_000
 MIN_SUCCESS = 0.9
 DAMAGED = (  # raised by readers of damaged files
-    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
-    ValueError, BadZipFile, struct.error, zlib.error,
-)  # fmt: skip
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    BadZipFile,
+    struct.error,
+    zlib.error,
+)
 
 Arrays = dict[str, np.ndarray]
 Log = Callable[[str], None] | None  # None prints nothing and shows no progress bar
@@ -49,29 +58,36 @@ Log = Callable[[str], None] | None  # None prints nothing and shows no progress 
 def run(config: DemosConfig) -> int:
     if config.lerobot is not None:
         require("lerobot", what="--lerobot")
+
     if config.render is not None:
         render_demos(config)
     else:
         write_demos(config)
+
     if config.lerobot is not None:
         from mesotron.vla.lerobot import export_lerobot
 
         dropped = export_lerobot(load_demos(config.out), config.lerobot)
         print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
+
     return 0
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
     """Load a folder of `mesotron vla demos`, or a LeRobotDataset with images shrunk to `pixels`."""
-    load, errors = load_shards, ()
+    load = load_shards
+    errors = ()
     if is_lerobot(path):
         require("lerobot", what=f"{path}, a LeRobotDataset,")
         from mesotron.vla.lerobot import OTHER_ERRORS, load_lerobot
 
-        load, errors = partial(load_lerobot, pixels=pixels), OTHER_ERRORS
+        load = partial(load_lerobot, pixels=pixels)
+        errors = OTHER_ERRORS
+
     with naming_damage(path, errors):
         demos = load(path)
         demos.check()
+
     return demos
 
 
@@ -102,16 +118,30 @@ def write_demos(config: DemosConfig, log: Log = print) -> None:
     world = config.world
     simulator = build_world(world)
     specs = plan_demos(config, simulator)
-    blocks, first = [], 0  # of episodes, then of single frames, from demonstration `first` on
+    blocks = []
+
+    first = 0  # of episodes, then of single frames, from demonstration `first` on
     for scatter, group in groupby(specs, key=attrgetter("scatter")):
         alike = list(group)
         size = max(1, SHARD_ACTIONS // (config.horizon if scatter else simulator.max_steps // 3))
         blocks += [(first + k, alike[k : k + size]) for k in range(0, len(alike), size)]
         first += len(alike)
-    facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
+
+    facts = {
+        "num_shards": len(blocks),
+        "noise": config.noise,
+        "horizon": config.horizon,
+    }
+
     facts |= {"episodes": config.episodes, "starts": len(specs) - config.episodes}
-    facts |= {"cameras": list(simulator.cameras), "every": config.every, "seed": config.seed}
+    facts |= {
+        "cameras": list(simulator.cameras),
+        "every": config.every,
+        "seed": config.seed,
+    }
+
     _open_folder(config.out, world, config.compact, facts)
+
     # Compact shards keep no images: render the smallest.
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
     jobs = [(replace(config, world=blind), block, first) for first, block in blocks]
@@ -122,15 +152,19 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
     """Make `config.out` from the compact demonstrations in `config.render`, with images."""
     assert config.render is not None
     manifest = read_manifest(config.render)
-    source, world = world_of(manifest), config.world
+    source = world_of(manifest)
+    world = config.world
     if not manifest["compact"]:
         raise ValueError(f"--render {config.render} already has images")
+
     if (source.name, source.tasks) != (world.name, world.tasks):
         names = [f"{w.name} ({', '.join(w.tasks) or 'all tasks'})" for w in (source, world)]
         raise ValueError(f"--render {config.render} is from {names[0]}, not {names[1]}")
+
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
     with naming_damage(config.render / MANIFEST):
         facts = {key: manifest[key] for key in kept}
+
     _open_folder(config.out, world, False, facts | {"cameras": list(build_world(world).cameras)})
     jobs = [(shard_path(config.render, k), world) for k in range(manifest["num_shards"])]
     _write_shards("mesotron.vla.demos:render_shard", jobs, config, log)
@@ -140,14 +174,19 @@ def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[st
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         wanted = facts | {"compact": compact}
+
         differs = [key for key, value in wanted.items() if manifest.get(key) != value]
         if world_of(manifest) != world:
             differs.insert(0, "world")
+
         if differs:
             raise ValueError(f"{folder} has another {', '.join(differs)}: choose another --out")
+
         return
+
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another --out")
+
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, world, compact, facts)
 
@@ -158,7 +197,9 @@ def _write_shards(
     """Call target(path, *job) for each missing shard, then report the expert's success."""
     paths = [shard_path(config.out, number) for number in range(len(jobs))]
     calls = [(path, *job) for path, job in zip(paths, jobs) if not path.exists()]
-    console, columns = SafeConsole(quiet=log is None), {"frames": "frames"}
+    console = SafeConsole(quiet=log is None)
+
+    columns = {"frames": "frames"}
     with simulation_pool(config.workers) as pool, LiveView(len(calls), columns, console) as view:
         frames = 0
         try:
@@ -167,6 +208,7 @@ def _write_shards(
                 view.update(done, {"frames": frames})
         except KeyboardInterrupt:
             raise KeyboardInterrupt("run the same command again to continue") from None
+
     failed = observations = kept = 0
     for path in paths:
         with naming_damage(path):
@@ -174,9 +216,11 @@ def _write_shards(
             failed += int(shard["failed"])
             observations += len(shard.get("start", ()))
             kept += len(np.unique(shard.get("episode_index", ())))
+
     if log is not None:
         counts = f"{observations:,} frames from {kept:,} demonstrations"
         log(f"{config.out}: {counts}; {failed} failed and were dropped")
+
     # Of whole episodes: a single frame cannot fail.
     success = 1 - failed / max(1, read_manifest(config.out)["episodes"])
     if success < MIN_SUCCESS:
@@ -205,13 +249,17 @@ class Recording(NamedTuple):
 
 def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
     """All demonstrations in order: episodes, then single frames; only pairs share a scene."""
-    starts, tasks = config.starts, len(world.tasks)
+    starts = config.starts
+    tasks = len(world.tasks)
     if starts and not world.is_paired:
         raise ValueError(f"{config.world.name} cannot scatter the hand: leave --starts out")
+
     if starts is None:
         starts = 10 * config.episodes if world.is_paired else 0
+
     if config.episodes < 0 or starts < 0 or config.episodes + starts == 0:
         raise ValueError(f"nothing to make: --episodes {config.episodes} --starts {starts}")
+
     if world.is_paired:
         first_start = config.seed + (config.episodes + 1) // 2
         kinds = ((config.seed, config.episodes, False), (first_start, starts, True))
@@ -223,9 +271,11 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
     else:  # task by task: switching tasks builds a new simulator
         specs = [DemoSpec(config.seed + k // tasks, k % tasks) for k in range(config.episodes)]
         specs.sort(key=lambda spec: spec.task)
+
     seeds = [spec.seed for spec in specs]
     if min(seeds) < 0 or max(seeds) >= EVAL_SEED:
         raise ValueError(f"scene {max(seeds)} is beyond training's {EVAL_SEED:,}: lower --seed")
+
     return specs
 
 
@@ -234,7 +284,16 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
     it is recorded, so that the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327)."""
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
     first = world.reset(*spec)
-    recording = Recording(spec, [], [], [], [], success=False, answers=[])
+
+    recording = Recording(
+        spec,
+        [],
+        [],
+        [],
+        [],
+        success=False,
+        answers=[],
+    )
     for number in range(horizon if spec.scatter else world.max_steps):
         action = world.expert()
         if number == 0 or (not spec.scatter and number % every == 0):
@@ -242,11 +301,13 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
             recording.where.append(world.where)
             recording.qpos.append(world.qpos)
             recording.answers.append(number)
+
         recording.actions.append(action)
         moved = action if spec.scatter else action + rng.normal(0, noise, action.shape)
         success, done = world.move(np.clip(moved, -1, 1).astype(np.float32))
         if done:
             return recording._replace(success=success)
+
     return recording
 
 
@@ -256,36 +317,55 @@ _cached_world = cache(build_world)  # some take a second to build
 def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: int) -> int:
     """Record a block of demonstrations, numbered from `first`; returns the number of frames."""
     world = _cached_world(config.world)
-    recordings = [record(world, s, config.noise, config.horizon, config.every) for s in specs]
+    recordings = [
+        record(
+            world,
+            s,
+            config.noise,
+            config.horizon,
+            config.every,
+        )
+        for s in specs
+    ]
+
     kept = [(k, r) for k, r in enumerate(recordings, first) if r.success or r.spec.scatter]
     if not kept:  # count the failures
         write_shard(path, {"action": np.empty((0, 0)), "failed": np.array(len(specs))})
         return 0
+
     numbers, good = zip(*kept)
     arrays = _pack(good, numbers, config.compact, failed=len(specs) - len(good))
     write_shard(path, arrays)
+
     return len(arrays["start"])
 
 
 def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     """Render the observations of a compact shard; returns their number."""
     with naming_damage(source):
-        arrays, frames = read_shard(source), []
+        arrays = read_shard(source)
+        frames = []
         if len(arrays["action"]):
             specs = list(zip(*(arrays[name].tolist() for name in DemoSpec._fields), strict=True))
             frames = list(zip(specs, arrays["qpos"], strict=True))
+
     if not frames:
         write_shard(path, arrays)
         return 0
+
     simulator = _cached_world(world)
-    observations, scene = [], None
+    observations = []
+
+    scene = None
     for spec, qpos in frames:
         if spec != scene:
             simulator.reset(*spec[:3])
             scene = spec
         observations.append(simulator.show(qpos))
+
     for camera in simulator.cameras:
         arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
+
     write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *DemoSpec._fields)})
     return len(observations)
 
@@ -302,6 +382,7 @@ def _pack(
     lengths = [len(recording.actions) for recording in recordings]
     starts = np.cumsum([0, *lengths[:-1]])
     texts, index = np.unique([one[TASK] for one in observations], return_inverse=True)
+
     arrays: Arrays = {
         "action": np.concatenate([np.stack(r.actions) for r in recordings]),
         "episode_index": np.repeat(numbers, lengths),
@@ -316,14 +397,18 @@ def _pack(
     if not compact:
         cameras = [key for key in observations[0] if key.startswith(IMAGES)]
         return arrays | {key: np.stack([one[key] for one in observations]) for key in cameras}
+
     counts = [len(recording.observations) for recording in recordings]
     for name, values in zip(DemoSpec._fields, zip(*(r.spec for r in recordings))):
         arrays[name] = np.repeat(values, counts)
+
     # Scenes differ in their number of joints.
     positions = [qpos for recording in recordings for qpos in recording.qpos]
     arrays["qpos"] = np.zeros((len(positions), max(map(len, positions))), np.float32)
+
     for row, qpos in zip(arrays["qpos"], positions):
         row[: len(qpos)] = qpos
+
     return arrays
 
 
@@ -342,17 +427,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with mesotron vla demos")
+
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, not {FORMAT!r}")
+
     count = manifest.get("num_shards", 0)
     if type(count) is not int or not 0 <= count <= MAX_SHARDS:
         raise ValueError(f"{path} is damaged: it has num_shards {count!r:.40}")
-    return {"every": 1, "compact": False, "world": None} | manifest  # older ones lack the first
+
+    return {
+        "every": 1,
+        "compact": False,
+        "world": None,
+    } | manifest  # older ones lack the first
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
-    head = {"format": FORMAT, "world": to_plain(world), "compact": compact}
+    head = {
+        "format": FORMAT,
+        "world": to_plain(world),
+        "compact": compact,
+    }
     write_json(folder / MANIFEST, head | facts)
 
 
@@ -370,10 +466,12 @@ def load_shards(folder: Path) -> Demos:
     manifest = read_manifest(folder)
     if manifest["compact"] and manifest["cameras"]:
         raise ValueError(f"{folder} has no images: run mesotron vla demos --render {folder}")
+
     paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
     if missing := sum(not path.is_file() for path in paths):
         count = f"{missing} of {len(paths)} shards"
         raise ValueError(f"{folder} lacks {count}: run the command that made it again")
+
     shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
     named = [arrays["tasks"][arrays["task_index"]] for arrays in shards]
     tasks, task_index = np.unique(np.concatenate(named).astype(str), return_inverse=True)

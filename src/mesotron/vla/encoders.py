@@ -28,10 +28,50 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "ci": Size(64, 4, 2, 1, 1, 1, 1, patch=4, word_tokens=False),
-    "small": Size(256, 4, 4, 2, 1, 1, 2, patch=8, word_tokens=True),
-    "base": Size(384, 6, 4, 4, 1, 2, 3, patch=8, word_tokens=True),
-    "large": Size(512, 8, 4, 6, 2, 3, 4, patch=8, word_tokens=True),
+    "ci": Size(
+        64,
+        4,
+        2,
+        1,
+        1,
+        1,
+        1,
+        patch=4,
+        word_tokens=False,
+    ),
+    "small": Size(
+        256,
+        4,
+        4,
+        2,
+        1,
+        1,
+        2,
+        patch=8,
+        word_tokens=True,
+    ),
+    "base": Size(
+        384,
+        6,
+        4,
+        4,
+        1,
+        2,
+        3,
+        patch=8,
+        word_tokens=True,
+    ),
+    "large": Size(
+        512,
+        8,
+        4,
+        6,
+        2,
+        3,
+        4,
+        patch=8,
+        word_tokens=True,
+    ),
 }
 
 
@@ -51,6 +91,7 @@ class Attention(nn.Module):
         K, V = (part.reshape(heads).transpose(1, 2) for part in self.kv(context).chunk(2, dim=-1))
         mask = None if bias is None else bias[:, None, None, :].to(Q.dtype)
         Y = scaled_dot_product_attention(Q, K, V, attn_mask=mask)
+
         return self.o(Y.transpose(1, 2).reshape(B, T, D))
 
 
@@ -86,6 +127,7 @@ class Layer(nn.Module):
         X = X + self.attention(Y, Y, bias)
         if self.cross is not None and self.norm_cross is not None:
             X = X + self.cross(self.norm_cross(X), context, context_bias)
+
         return X + self.mlp(self.norm_mlp(X))
 
 
@@ -146,9 +188,11 @@ class Vision(nn.Module):
         super().__init__()
         if pixels % patch:
             raise ValueError(f"--policy.patch {patch} does not divide images of {pixels} pixels")
+
         self.patches = nn.Conv2d(3, size.width, patch, stride=patch)
         self.register_buffer("usual", torch.full((num_cameras, 3, pixels, pixels), 127.5))
         self.register_buffer("spread", torch.full((num_cameras, 1, 1, 1), 127.5))
+
         # A random offset distinguishes cameras; with one it does no harm.
         offsets = 0.02 * torch.randn(num_cameras, 1, size.width)
         self.positions = nn.Parameter(patch_positions(pixels // patch, size.width)[None] + offsets)
@@ -174,6 +218,7 @@ class Vision(nn.Module):
         middle = (num_lit // 2).expand(len(images), -1)[..., None]
         is_enough = num_lit[:, None] >= MIN_LIT * lit.shape[-1]
         median = torch.where(is_enough, ratios.gather(-1, middle), 1.0)
+
         return median.clamp(*BRIGHTNESS_RANGE)[..., None, None]
 
     def forward(self, images: Tensor) -> ImageTokens:
@@ -187,6 +232,7 @@ class Vision(nn.Module):
         patches = self.patches(difference).flatten(2).transpose(1, 2)
         X = patches + self.positions.to(patches.dtype).repeat(B, 1, 1)
         X = self.encoder(X, salience)
+
         return ImageTokens(X.reshape(B, -1, X.shape[-1]), salience.reshape(B, -1))
 
 
@@ -196,6 +242,7 @@ def patch_positions(side: int, width: int) -> Tensor:
     places = (torch.arange(side) + 0.5) / side - 0.5
     rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
     angles = 2 * torch.pi * torch.arange(width) / width
+
     # Their mean square over an image is 1/2.
     return 6**0.5 * (rows[:, None] * angles.sin() + columns[:, None] * angles.cos())
 

@@ -25,7 +25,9 @@ from mesotron.vla.policy import make_act
 from mesotron.vla.rollout import evaluate, evaluate_expert
 from mesotron.vla.worlds import build_world
 
-SUCCESS, WRONG, EXPERT = "success", "wrong instruction", "expert"
+SUCCESS = "success"
+WRONG = "wrong instruction"
+EXPERT = "expert"
 FRAME_MILLISECONDS = 80
 LAST_FRAME_MILLISECONDS = 960
 
@@ -36,6 +38,7 @@ def run(config: VlaEvalConfig) -> int:
     unseen = {"camera", "light", "noise"}.intersection(config.perturb)
     if unseen and not saved.policy.body.cameras:
         raise ValueError(f"--perturb {unseen.pop()} needs a camera: use position or wording")
+
     results = measure(
         make_act(saved.policy, device),
         choose_world(saved, config.world, config.trust),
@@ -47,14 +50,17 @@ def run(config: VlaEvalConfig) -> int:
         first_seed=VALIDATION_SEED if config.validation else EVAL_SEED,
         gifs=config.gifs,
     )
+
     console = SafeConsole()
     console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
     console.print(as_table(results))
     out = config.out or outside(config.run) / "eval"
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "evaluation.json", {name: x.to_json() for name, x in results.items()})
+
     if config.gifs:
         write_gifs(results[SUCCESS], out / "gifs")
+
     console.print(f"written to {out}", soft_wrap=True, markup=False)
     return 0
 
@@ -64,34 +70,66 @@ def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldCo
     if saved.world is not None and name in (None, saved.world.name):
         check_trusted(code_names(saved.world), saved.path, trust or name is not None)
         return saved.world  # with its own tasks
+
     if name is None:
         raise ValueError(f"{saved.path} is from recordings without a world: give --world NAME")
+
     body = saved.policy.body
     images = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
     config = WorldConfig(name=name, **images)
+
     world = build_world(config)
     for field in ("cameras", "state_dim", "action_dim"):
-        needed, given = getattr(body, field), getattr(world, field)
+        needed = getattr(body, field)
+        given = getattr(world, field)
         if needed != given:
             raise ValueError(f"--world {name} has {field} {given}, but the policy has {needed}")
+
     return config
 
 
 def measure(
-    act: Act, world: WorldConfig, *, episodes: int, execute: int, workers: int | None = None,
-    controls: bool = True, perturb: Sequence[str] = (), first_seed: int = EVAL_SEED, gifs: int = 0,
-) -> dict[str, EvalResult]:  # fmt: skip
+    act: Act,
+    world: WorldConfig,
+    *,
+    episodes: int,
+    execute: int,
+    workers: int | None = None,
+    controls: bool = True,
+    perturb: Sequence[str] = (),
+    first_seed: int = EVAL_SEED,
+    gifs: int = 0,
+) -> dict[str, EvalResult]:
     """Play the same seeded episodes in every column; see `evaluate` for the shared arguments."""
     for name in perturb:  # refuse what the world lacks before hours of episodes
         build_world(replace(world, perturbation=name))
+
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}
-    results = {SUCCESS: evaluate(act, world, seeds, frames=gifs, **options)}
+
+    results = {
+        SUCCESS: evaluate(
+            act,
+            world,
+            seeds,
+            frames=gifs,
+            **options,
+        )
+    }
     if controls:
-        results[WRONG] = evaluate(act, world, seeds, wrong=True, **options)
+        results[WRONG] = evaluate(
+            act,
+            world,
+            seeds,
+            wrong=True,
+            **options,
+        )
+
         results[EXPERT] = evaluate_expert(world, seeds, workers=workers)
+
     for name in perturb:
         results[name] = evaluate(act, replace(world, perturbation=name), seeds, **options)
+
     return results
 
 
@@ -107,7 +145,9 @@ def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
             successes, total = result.by_task[task]
             score = wilson(successes, total)
             cells.append(f"{successes}/{total} [{score.low:.2f}, {score.high:.2f}]")
+
         rows.append([task, *cells])
+
     scores = [result.score for result in results.values()]
     return [*rows, ["all tasks", *(f"{s.value:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in scores)]]
 
@@ -115,9 +155,11 @@ def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
 def as_table(results: dict[str, EvalResult]) -> Table:
     header, *rows = _table_rows(results)
     count = len(results[SUCCESS].episodes)
+
     table = Table(*header, title=f"success over {count} episodes, 95% intervals")
     for row in rows:
         table.add_row(*row)
+
     return table
 
 
@@ -133,11 +175,21 @@ def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     success = {(episode.task, episode.seed): episode.success for episode in result.episodes}
+
     paths = []
     for (task, seed), frames in result.frames.items():
         path = folder / f"{task}-{seed}-{'success' if success[task, seed] else 'failure'}.gif"
         first, *rest = [Image.fromarray(frame) for frame in frames]
         durations = [FRAME_MILLISECONDS] * len(rest) + [LAST_FRAME_MILLISECONDS]
-        first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)
+
+        first.save(
+            path,
+            save_all=True,
+            append_images=rest,
+            duration=durations,
+            loop=0,
+        )
+
         paths.append(path)
+
     return paths

@@ -95,6 +95,7 @@ class World(ABC):
             success, done = self.move(action)
             if done:
                 break
+
         return Step(self.observe(), success, done)
 
 
@@ -128,13 +129,16 @@ class Demos:
         of_frames = (self.start, self.state, self.task_index, *self.images.values(), *where)
         of_actions = (self.action, self.episode_index, self.frame_index)
         fits = [len({*map(len, arrays)}) == 1 for arrays in (of_frames, of_actions)]
+
         indices = (self.start, self.task_index, self.episode_index)
         for index, size in zip(indices, (len(self.action), len(self.tasks), 10**8), strict=True):
             fits.append(index.dtype.kind in "iu" and 0 <= index.min() <= index.max() < size)
+
         fits += [x.ndim == 2 for x in (self.state, self.action, *where)]
         fits += [x.dtype == np.uint8 and x.shape[3:] == (3,) for x in self.images.values()]
         if not all(fits):
             raise ValueError("its arrays do not fit each other")
+
         for name in ("state", "action"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"NaN or infinity in {name}")
@@ -146,6 +150,7 @@ class Demos:
         inside = np.minimum(follow, len(self.action) - 1)
         real = (follow == inside) & (self.episode_index[inside] == self.episode_index[first])
         last = first + real.sum(axis=1, keepdims=True) - 1
+
         return self.action[np.minimum(follow, last)], real
 
 
@@ -190,7 +195,11 @@ class EvalResult:
             "control": self.control,
             "success": to_plain(self.score),
             "tasks": {
-                task: {"successes": wins, "episodes": total, **to_plain(wilson(wins, total))}
+                task: {
+                    "successes": wins,
+                    "episodes": total,
+                    **to_plain(wilson(wins, total)),
+                }
                 for task, (wins, total) in self.by_task.items()
             },
             "episodes": [to_plain(episode) for episode in self.episodes],

@@ -22,7 +22,9 @@ from mesotron.vla.interface import IMAGES, STATE, Demos
 
 VERSION = "v3.0"
 OTHER_ERRORS = (pa.ArrowException, Image.DecompressionBombError)  # of damaged files
-INFO, TASKS, STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
+INFO = "meta/info.json"
+TASKS = "meta/tasks.parquet"
+STATS = "meta/stats.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 CHUNK_FILES = 1000
@@ -34,36 +36,52 @@ Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, imag
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
     info = read_json(folder / INFO)
-    version, features = info.get("codebase_version"), info["features"]
+    version = info.get("codebase_version")
+    features = info["features"]
     if version != VERSION:
         raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
+
     for key in (STATE, "action"):
         if key not in features:
             raise ValueError(f"{folder} has no {key}")
+
     has_video = any(feature["dtype"] == "video" for feature in features.values())
     if has_video and importlib.util.find_spec("av") is None:
         raise ValueError(f"{folder} stores images as video: pip install av")
+
     keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
     paths = sorted((folder / "data").glob("*/*.parquet"))
     tables = [parquet.read_table(path, columns=keys) for path in paths]
-    num, total = sum(map(len, tables)), info["total_frames"]
+    num = sum(map(len, tables))
+    total = info["total_frames"]
     if num != total or not num:
         raise ValueError(f"{folder} has {num:,} of {total:,} frames: download it again")
+
     columns = {
         key: np.concatenate([np.array(table[key].to_pylist()) for table in tables]) for key in keys
     }
     for key in (STATE, "action"):  # LeRobot stores vectors of one number as numbers
         columns[key] = columns[key].reshape(num, -1).astype(np.float32)
+
     images = {}
     for key, feature in features.items():
         if key.startswith(IMAGES) and feature["dtype"] == "image":
             images[key.removeprefix(IMAGES)] = _read_images(paths, key, num, pixels)
         elif key.startswith(IMAGES) and feature["dtype"] == "video":
-            images[key.removeprefix(IMAGES)] = read_videos(folder, info, key, columns, pixels)
+            images[key.removeprefix(IMAGES)] = read_videos(
+                folder,
+                info,
+                key,
+                columns,
+                pixels,
+            )
+
     table = parquet.read_table(folder / TASKS)
+
     # The text column is called "task", or is an unnamed index.
     name = next(name for name in table.column_names if name != "task_index")
     texts = dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+
     return Demos(
         images=images,
         state=columns[STATE],
@@ -83,8 +101,10 @@ def _read_images(paths: list[Path], key: str, num: int, pixels: int | None) -> n
         for path in paths
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key])
     )
+
     files = (io.BytesIO(cell["bytes"]) for cells in batches for cell in cells)
     images = (_shrink(Image.open(file).convert("RGB"), pixels) for file in files)
+
     return _collect(enumerate(images), num)
 
 
@@ -100,6 +120,7 @@ def _collect(images: Iterable[tuple[int, np.ndarray]], num: int) -> np.ndarray:
         if not stacked.size:
             stacked = np.empty((num, *image.shape), np.uint8)
         stacked[row] = image
+
     return stacked
 
 
@@ -112,21 +133,33 @@ def _decode_video(path: Path) -> Iterator[tuple[float, np.ndarray]]:
 
 
 def read_videos(
-    folder: Path, info: dict[str, Any], key: str, columns: dict[str, np.ndarray],
-    pixels: int | None, decode: Decoder = _decode_video,
-) -> np.ndarray:  # fmt: skip
+    folder: Path,
+    info: dict[str, Any],
+    key: str,
+    columns: dict[str, np.ndarray],
+    pixels: int | None,
+    decode: Decoder = _decode_video,
+) -> np.ndarray:
     """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3)."""
     rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
     fps = info["fps"]
     names = ["chunk_index", "file_index", "from_timestamp"]
+
     wanted = ["episode_index", *(f"videos/{key}/{name}" for name in names)]
     for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
         for record in parquet.read_table(path, columns=wanted).to_pylist():
             episode, chunk, number, begin = (record[name] for name in wanted)
-            file = info["video_path"].format(video_key=key, chunk_index=chunk, file_index=number)
-            first, rows = round(begin * fps), rows_by_file.setdefault(folder / file, {})
+            file = info["video_path"].format(
+                video_key=key,
+                chunk_index=chunk,
+                file_index=number,
+            )
+
+            first = round(begin * fps)
+            rows = rows_by_file.setdefault(folder / file, {})
             for row in np.flatnonzero(columns["episode_index"] == episode):
                 rows[first + int(columns["frame_index"][row])] = int(row)
+
     seen: set[int] = set()
 
     def frames() -> Iterator[tuple[int, np.ndarray]]:
@@ -139,6 +172,7 @@ def read_videos(
     images = _collect(frames(), len(columns["episode_index"]))
     if missing := len(images) - len(seen):
         raise ValueError(f"{folder}: {missing:,} frames of {key} are not in its video files")
+
     return images
 
 
@@ -146,15 +180,18 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
     """Write the whole episodes to a new folder; returns how many single frames are left out."""
     if folder.exists():
         raise ValueError(f"--lerobot {folder} already exists")
+
     # Episodes that were observed at every action.
     actions = np.bincount(demos.episode_index)
     observed = np.bincount(demos.episode_index[demos.start], minlength=len(actions))
     rows = np.flatnonzero((observed == actions)[demos.episode_index[demos.start]])
     if not len(rows):
         raise ValueError("--lerobot needs whole episodes: make some with --episodes")
+
     start = demos.start[rows]
     frame = demos.frame_index[start]
     episode = np.unique(demos.episode_index[start], return_inverse=True)[1]
+
     columns = {
         STATE: demos.state[rows].astype(np.float32),
         "action": demos.action[start].astype(np.float32),
@@ -164,14 +201,23 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
         "index": np.arange(len(rows), dtype=np.int64),
         "task_index": demos.task_index[rows].astype(np.int64),
     }
+
     bounds = np.flatnonzero(np.diff(episode, prepend=-1, append=-1)).tolist()
     files = _write_frames(demos, rows, columns, bounds, folder)
-    _write_episodes_and_tasks(demos, columns, bounds, files, folder)
+    _write_episodes_and_tasks(
+        demos,
+        columns,
+        bounds,
+        files,
+        folder,
+    )
+
     write_json(folder / INFO, _describe(demos, columns, len(bounds) - 1))
     stats = {key: moments(values, axis=0) for key, values in columns.items()}
     for camera, images in demos.images.items():  # by channel, in 0..1
         channels = np.moveaxis(images[rows], -1, 1) / np.float32(255)
         stats[IMAGES + camera] = moments(channels, axis=(0, 2, 3))
+
     write_json(folder / STATS, stats)
     return len(demos) - len(rows)
 
@@ -181,19 +227,27 @@ def _write_frames(
 ) -> list[int]:
     """Write one row group per episode; returns the file number of each episode."""
     files: list[int] = []
-    writer, number, written = None, -1, FILE_FRAMES
+    writer = None
+    number = -1
+
+    written = FILE_FRAMES
     for first, last in pairwise(bounds):
         table = _make_table(demos, rows, columns, slice(first, last))
         if writer is None or written >= FILE_FRAMES:
             if writer is not None:
                 writer.close()
-            number, written = number + 1, 0
+
+            number = number + 1
+            written = 0
             writer = parquet.ParquetWriter(_file_path(folder, DATA_PATH, number), table.schema)
+
         writer.write_table(table)
         written += last - first
         files.append(number)
+
     if writer is not None:
         writer.close()
+
     return files
 
 
@@ -208,11 +262,13 @@ def _make_table(demos: Demos, rows: np.ndarray, columns: dict[str, np.ndarray], 
     for camera, images in demos.images.items():
         cells = [{"bytes": to_png(images[row]), "path": None} for row in rows[part]]
         arrays[IMAGES + camera] = pa.array(cells, image_type)
+
     for key, values in columns.items():
         array = pa.array(values[part].ravel())
         if values.ndim > 1:
             array = pa.FixedSizeListArray.from_arrays(array, values.shape[1])
         arrays[key] = array
+
     return pa.table(arrays)
 
 
@@ -220,6 +276,7 @@ def _file_path(folder: Path, template: str, number: int) -> Path:
     chunk, file = divmod(number, CHUNK_FILES)
     path = folder / template.format(chunk_index=chunk, file_index=file)
     path.parent.mkdir(parents=True, exist_ok=True)
+
     return path
 
 
@@ -238,15 +295,28 @@ def _write_episodes_and_tasks(
         "meta/episodes/chunk_index": [0] * len(pairs),
         "meta/episodes/file_index": [0] * len(pairs),
     }
+
     parquet.write_table(pa.table(table), _file_path(folder, EPISODES_PATH, 0))
+
     # The instructions are the index of a pandas table, as LeRobot reads them.
     tasks = pa.table({"task_index": list(range(len(demos.tasks))), "task": demos.tasks})
     types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     described = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored}
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": kind,
+            "numpy_type": stored,
+        }
         for name, (kind, stored) in types.items()
     ]
-    metadata = {"index_columns": ["task"], "column_indexes": [], "columns": described}
+
+    metadata = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": described,
+    }
+
     tasks = tasks.replace_schema_metadata({"pandas": json.dumps(metadata)})
     parquet.write_table(tasks, folder / TASKS)
 
@@ -255,10 +325,20 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
     features: dict[str, Any] = {}
     names = ["height", "width", "channels"]
     for camera, images in demos.images.items():
-        features[IMAGES + camera] = {"dtype": "image", "shape": [*images.shape[1:]], "names": names}
+        features[IMAGES + camera] = {
+            "dtype": "image",
+            "shape": [*images.shape[1:]],
+            "names": names,
+        }
+
     for key, values in columns.items():
         shape = list(values.shape[1:]) or [1]
-        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": None}
+        features[key] = {
+            "dtype": str(values.dtype),
+            "shape": shape,
+            "names": None,
+        }
+
     return {
         "codebase_version": VERSION,
         "robot_type": demos.world.name if demos.world else None,
@@ -279,6 +359,12 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
 def moments(values: np.ndarray, axis: int | tuple[int, ...]) -> dict[str, Any]:
     """The statistics LeRobot keeps of a feature."""
     mean, std = (partial(f, dtype=float) for f in (values.mean, values.std))  # sums of many pixels
-    functions = {"min": values.min, "max": values.max, "mean": mean, "std": std}
+    functions = {
+        "min": values.min,
+        "max": values.max,
+        "mean": mean,
+        "std": std,
+    }
+
     stats = {name: f(axis=axis, keepdims=True)[0] for name, f in functions.items()}
     return {name: np.atleast_1d(x).tolist() for name, x in stats.items()} | {"count": [len(values)]}

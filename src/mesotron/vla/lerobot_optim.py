@@ -17,9 +17,17 @@ from mesotron.optim.routing.params import model_behind
 __path__: list[str] = []  # LeRobot looks for modules in a plugin: here are none
 # What LeRobot's policies call their vision and language parts, and single output layers.
 PERCEPTION = (
-    "backbone", "eagle_model", "image_encoder", "language_model", "paligemma", "rgb_encoder",
-    "text_encoder", "vision_model", "vision_tower", "vlm",
-)  # fmt: skip
+    "backbone",
+    "eagle_model",
+    "image_encoder",
+    "language_model",
+    "paligemma",
+    "rgb_encoder",
+    "text_encoder",
+    "vision_model",
+    "vision_tower",
+    "vlm",
+)
 HEADS = ("action_head", "action_out_proj")
 
 
@@ -40,6 +48,7 @@ class PionConfig(OptimizerConfig):
         trained = {n: m for n, m in named if any(p.requires_grad for p in m.parameters())}
         last = {name: name.rpartition(".")[2] for name in trained}
         heads = [n for n, m in trained.items() if last[n] in HEADS and isinstance(m, nn.Linear)]
+
         return pion(
             model,
             self.lr,

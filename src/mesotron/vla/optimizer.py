@@ -16,8 +16,18 @@ from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
 from mesotron.vla.policy import PARTS
 
-_RULES = {"muon": "muon", "pion": "pion", "low_rank": "muon", "adamw": "adamw"}
-_LOW_RANK = {"filter": "low_rank", "steps": None, "promote": 0, "cutoff": None}
+_RULES = {
+    "muon": "muon",
+    "pion": "pion",
+    "low_rank": "muon",
+    "adamw": "adamw",
+}
+_LOW_RANK = {
+    "filter": "low_rank",
+    "steps": None,
+    "promote": 0,
+    "cutoff": None,
+}
 NUM_MICRO_BATCHES = 4
 MAX_MATRICES = 6  # whose singular values are found by a probe
 
@@ -27,6 +37,7 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
     names = [name for name, p in policy.named_parameters() if p.requires_grad]
     parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in names)]
     rules = {part: _RULES[getattr(config, part)] for part in parts}
+
     return route(policy, matrix="adamw", modalities=rules)
 
 
@@ -35,29 +46,44 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     table = route_parts(policy, config)
     cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
     aux_lr = config.lr if config.aux_lr is None else config.aux_lr
+
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, routed in enumerate(table.groups(policy)):
         rule = routed["rule"]
         for name, p in zip(routed["param_names"], routed["params"], strict=True):
-            part, is_vector = name.split(".")[0], p.ndim < 2
+            part = name.split(".")[0]
+            is_vector = p.ndim < 2
             row = table.row(name)
             is_hidden = row.role.startswith(("attention", "linear", "lora_B"))
             is_matrix = rule in SPECTRAL_RULES or (is_hidden and len(row.shape) >= 2)
+
             key = number, part, is_matrix, is_vector
             if key not in groups:
                 suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
                 suffix = "" if rule in SPECTRAL_RULES else suffix
                 lr = config.lr * (config.action_scale if part == "action" else 1.0)
-                new = {"params": [], "param_names": [], "rule": rule, "view": routed["view"]}
+
+                new = {
+                    "params": [],
+                    "param_names": [],
+                    "rule": rule,
+                    "view": routed["view"],
+                }
+
                 new["lr"] = lr if is_matrix else aux_lr
                 new["name"] = f"{part}/{routed['name']}{suffix}"
+
                 if is_vector:
                     new["weight_decay"] = 0.0
+
                 if getattr(config, part, "") == "low_rank" and rule == "muon":
                     new |= _LOW_RANK | {"rank": config.rank}
+
                 groups[key] = new
+
             groups[key]["params"].append(p)
             groups[key]["param_names"].append(name)
+
     return Pion(
         list(groups.values()),
         lr=config.lr,
@@ -79,6 +105,7 @@ def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict
             total = sums[group["name"].split("/")[0]]
             total[0] += rms**2 * count
             total[1] += count
+
     return {f"update_rms/{part}": (s / n) ** 0.5 for part, (s, n) in sums.items() if n}
 
 
@@ -89,6 +116,7 @@ class GradientProbe:
     def __init__(self, policy: nn.Module) -> None:
         params = dict(policy.named_parameters())
         self._matrices: dict[str, list[nn.Parameter]] = defaultdict(list)
+
         for row in route(policy, matrix="muon"):
             part = row.name.split(".")[0]
             if row.rule in SPECTRAL_RULES and part in PARTS and len(row.shape) == 2:
@@ -103,31 +131,41 @@ class GradientProbe:
         for micro_batch in rows.chunk(NUM_MICRO_BATCHES):
             zero_grad()
             loss(micro_batch).backward()
+
             for part, matrices in self._matrices.items():
                 grads = [p.grad.detach().clone() for p in matrices if p.grad is not None]
                 squares[part].append(squared_norm(grads))
                 before = sums.get(part, [torch.zeros_like(g) for g in grads])
                 sums[part] = [a + b for a, b in zip(before, grads, strict=True)]
+
         zero_grad()
         metrics: dict[str, float] = {}
         for part, grads in sums.items():
             snr = snr_from_norms(squares[part], squared_norm(grads))["gradient/snr"]
             metrics[f"gradient/{part}/snr"] = snr
             metrics |= {f"gradient/{part}/{k}": v for k, v in _rank_metrics(grads).items()}
+
         return metrics
 
 
 def _rank_metrics(grads: Sequence[Tensor]) -> dict[str, float]:
     """Means over some of the matrices; empty if none has a finite, nonzero gradient."""
     stride = max(1, -(-len(grads) // MAX_MATRICES))
+
     # On the CPU: one core finds singular values as fast as a GPU, which has other work.
     picked = [g.cpu() for g in grads[::stride]]
     picked = [g for g in picked if bool(g.any()) and bool(torch.isfinite(g).all())]
     if not picked:
         return {}
+
     ranks = [effective_rank(g) for g in picked]
     effective = [rank["gradient/effective_rank"] for rank in ranks]
     shares = [e / min(g.shape) for e, g in zip(effective, picked, strict=True)]
     tops = [1 / rank["gradient/stable_rank"] for rank in ranks]
-    columns = {"effective_rank": effective, "rank_share": shares, "top_share": tops}
+
+    columns = {
+        "effective_rank": effective,
+        "rank_share": shares,
+        "top_share": tops,
+    }
     return {name: sum(values) / len(values) for name, values in columns.items()}

@@ -78,7 +78,8 @@ class KeyedRandom:
     _BITS = 24  # per uniform number: what float32 holds exactly
 
     def __init__(self, key: Tensor) -> None:
-        self._key, self._num_drawn = key, 0
+        self._key = key
+        self._num_drawn = 0
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
@@ -86,6 +87,7 @@ class KeyedRandom:
         self._num_drawn += size
         words = self._scramble(self._scramble(self._key) + count)
         bits = (words >> (64 - self._BITS)) & (2**self._BITS - 1)
+
         return ((bits.float() + 0.5) * 2.0**-self._BITS).reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
@@ -97,6 +99,7 @@ class KeyedRandom:
         x = (x + 1) * self._GOLDEN
         x = (x ^ ((x >> 30) & (2**34 - 1))) * self._FIRST
         x = (x ^ ((x >> 27) & (2**37 - 1))) * self._SECOND
+
         return x ^ ((x >> 31) & (2**33 - 1))
 
 
@@ -126,6 +129,7 @@ class FlowHead:
         # The inverse of the distribution function of Beta(1.5, 1), t^1.5.
         t = random.uniform((len(actions),)) ** (1 / 1.5)
         x = t[:, None, None] * noise + (1 - t[:, None, None]) * actions
+
         return masked_mean((predict(x, t).float() - (noise - actions)).square(), real)
 
     def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
@@ -134,6 +138,7 @@ class FlowHead:
         for k in range(self.num_steps):
             t = torch.full((shape[0],), 1 - k / self.num_steps, device=device)
             x = x - predict(x, t).float() / self.num_steps
+
         return x
 
 
@@ -182,11 +187,16 @@ class Fusion(nn.Module):
     def forward(self, image: ImageTokens | None, text: TextTokens, state: Tensor) -> Context:
         instruction = self.sentence(text.pooled())[:, None]
         tokens = [self.state(state)[:, None]]
+
         biases: list[Tensor | None] = [None]
         if self.word_tokens:
-            tokens, biases = [*tokens, text.tokens], [*biases, encoders.mask_to_bias(text.mask)]
+            tokens = [*tokens, text.tokens]
+            biases = [*biases, encoders.mask_to_bias(text.mask)]
+
         if image is not None:
-            tokens, biases = [*tokens, image.tokens], [*biases, image.salience]
+            tokens = [*tokens, image.tokens]
+            biases = [*biases, image.salience]
+
         bias = None  # attention is faster without
         if any(part is not None for part in biases):
             full = [
@@ -194,6 +204,7 @@ class Fusion(nn.Module):
                 for X, part in zip(tokens, biases, strict=True)
             ]
             bias = torch.cat(full, dim=1)
+
         fused = self.encoder(torch.cat(tokens, dim=1) + instruction, bias)
         return Context(fused, bias, fused[:, 0])
 
@@ -215,11 +226,14 @@ class Action(nn.Module):
         if self.noisy is not None and self.time is not None:
             assert noisy is not None
             assert time is not None
-            low, high = math.log10(4e-3), math.log10(4.0)
+
+            low = math.log10(4e-3)
+            high = math.log10(4.0)
             periods = torch.logspace(low, high, X.shape[-1] // 2, device=time.device)
             angles = 2 * math.pi * time[:, None] / periods
             times = torch.cat([angles.sin(), angles.cos()], dim=-1)  # [B, D]
             X = X + self.noisy(noisy) + self.time(times)[:, None]
+
         return self.head(self.decoder(X, None, context.tokens, context.bias))
 
 
@@ -228,6 +242,7 @@ def chunk_positions(num: int, width: int) -> Tensor:
     places = (torch.arange(num) + 0.5) / num
     frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
     angles = 2 * math.pi * places[:, None] * frequencies
+
     return 0.7 * torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
@@ -239,30 +254,46 @@ class Policy(nn.Module):
         self, config: PolicyConfig, body: Body, where: bool = False, checkpoint: Path | None = None
     ) -> None:
         super().__init__()
-        size, num_cameras = SIZES[config.size], len(body.cameras)
-        self.config, self.body = config, body
+        size = SIZES[config.size]
+        num_cameras = len(body.cameras)
+        self.config = config
+        self.body = body
         self.head = FlowHead(config.flow_steps) if config.head == "flow" else RegressionHead()
         self.vision = None
+
         if num_cameras and config.vision_tower is not None:
             self.vision = load_vision_tower(config, size.width, num_cameras, checkpoint)
         elif num_cameras:
             self.vision = Vision(size, num_cameras, body.pixels, config.patch or size.patch)
+
         if config.language_tower is not None:
             self.language = load_language_tower(config, size.width, checkpoint)
         else:
             self.language = encoders.Language(size)
+
         self.fusion = Fusion(size, body.state_dim)
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
         self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None
-        sizes = {"state": body.state_dim, "action": body.action_dim, "where": 3}
+
+        sizes = {
+            "state": body.state_dim,
+            "action": body.action_dim,
+            "where": 3,
+        }
+
         self.units: Any = nn.ModuleDict({name: Normalizer(n) for name, n in sizes.items()})
 
     def fit(self, demos: Demos) -> None:
         """Take normalization and the median image from demonstrations."""
-        data = {"state": demos.state, "action": demos.action, "where": demos.where}
+        data = {
+            "state": demos.state,
+            "action": demos.action,
+            "where": demos.where,
+        }
         for name, values in data.items():
             if values is not None:
                 self.units[name].fit(np.asarray(values, dtype=np.float64))
+
         if isinstance(self.vision, Vision):
             self.vision.fit(demos.images)
 
@@ -270,6 +301,7 @@ class Policy(nn.Module):
         image = None if self.vision is None else self.vision(inputs.images)
         tokens, mask = self.language(inputs.text_ids)
         text = TextTokens(tokens[inputs.text_index], mask[inputs.text_index])
+
         return self.fusion(image, text, self.units["state"](inputs.state))
 
     def losses(self, inputs: Inputs, targets: Targets, random: KeyedRandom) -> dict[str, Tensor]:
@@ -277,10 +309,12 @@ class Policy(nn.Module):
         context = self.context(inputs)
         actions = self.units["action"](targets.actions)
         predict = partial(self.action, context)
+
         losses = {"loss/action": self.head.loss(predict, actions, targets.real, random)}
         if self.where is not None and targets.where is not None:
             error = self.where["head"](context.state).float() - self.units["where"](targets.where)
             losses["loss/where"] = error.abs().mean()
+
         return losses
 
     @torch.no_grad()
@@ -293,6 +327,7 @@ class Policy(nn.Module):
     def describe(self) -> str:
         count = sum(p.numel() for p in self.parameters())
         views = [f"{camera} {self.body.pixels} px" for camera in self.body.cameras]
+
         return (
             f"{self.config.size} policy, {count / 1e6:.2f}M parameters, {self.config.head} head, "
             f"chunks of {self.config.chunk}, from {' and '.join(views) or 'state'}"
@@ -306,13 +341,16 @@ def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
     def act(observations: list[Observation]) -> np.ndarray:
         if missing := [name for name in cameras if IMAGES + name not in observations[0]]:
             raise ValueError(f"the policy needs a camera {missing[0]!r}, which the world lacks")
+
         texts = [one[TASK] for one in observations]
         distinct = list(dict.fromkeys(texts))
+
         images = None
         if cameras:
             views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
             images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
             images = images.permute(0, 1, 4, 2, 3).to(device)
+
         inputs = Inputs(
             images,
             torch.from_numpy(np.stack([one[STATE] for one in observations])).float().to(device),

@@ -23,18 +23,33 @@ FRAME_PIXELS = 128  # of a recorded frame
 
 
 def evaluate(
-    act: Act, world: WorldConfig, seeds: Sequence[int], *, execute: int = 4,
-    workers: int | None = None, wrong: bool = False, frames: int = 0, batch: int = 64,
-) -> EvalResult:  # fmt: skip
+    act: Act,
+    world: WorldConfig,
+    seeds: Sequence[int],
+    *,
+    execute: int = 4,
+    workers: int | None = None,
+    wrong: bool = False,
+    frames: int = 0,
+    batch: int = 64,
+) -> EvalResult:
     """Play every task on every seed with a policy."""
     tasks = build_world(world).tasks
     jobs = _list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
         raise ValueError(f"execute={execute} must be at least 1")
+
     ends: list[EpisodeState] = []
     with simulation_pool(workers) as pool:
         for start in range(0, len(jobs), batch):
-            ends += _play_wave(act, world, jobs[start : start + batch], pool, execute)
+            ends += _play_wave(
+                act,
+                world,
+                jobs[start : start + batch],
+                pool,
+                execute,
+            )
+
     return _summarize(world, tasks, ends, "wrong instruction" if wrong else "")
 
 
@@ -46,6 +61,7 @@ def evaluate_expert(
     jobs = _list_jobs(tasks, seeds, False, frames, batch=1)
     with simulation_pool(workers) as pool:
         ends = dict(pool.map(f"{HERE}:play_expert", [(world, job) for job in jobs]))
+
     return _summarize(world, tasks, [ends[k] for k in range(len(jobs))], "expert")
 
 
@@ -86,7 +102,13 @@ def _list_jobs(
 ) -> list[EpisodeJob]:
     pairs = product(range(len(tasks)), enumerate(seeds))
     return [
-        EpisodeJob(number % batch, seed, task, wrong, record=place < frames)
+        EpisodeJob(
+            number % batch,
+            seed,
+            task,
+            wrong,
+            record=place < frames,
+        )
         for number, (task, (place, seed)) in enumerate(pairs)
     ]
 
@@ -100,6 +122,7 @@ def _play_wave(
         shares = [[item for slot, item in items.items() if slot % num == k] for k in range(num)]
         arguments = [(world, share) if share else None for share in shares]
         answers = pool.each(f"{HERE}:{function}", arguments)
+
         return {state.job.slot: state for answer in answers if answer for state in answer}
 
     states = now = call("begin", {job.slot: job for job in jobs})
@@ -108,9 +131,11 @@ def _play_wave(
         if actions.ndim != 3 or len(actions) != len(live) or actions.shape[1] < execute:
             needed = f"({len(live)}, chunk of {execute} or more, action)"
             raise ValueError(f"execute={execute} needs actions {needed}, not shape {actions.shape}")
+
         chunks = zip(live, actions[:, :execute], strict=True)
         now = call("advance", {slot: (slot, chunk) for slot, chunk in chunks})
         states |= now
+
     return [states[job.slot] for job in jobs]
 
 
@@ -119,10 +144,21 @@ def _summarize(
 ) -> EvalResult:
     result = EvalResult(world, [], control)
     for end in ends:
-        task, seed = tasks[end.job.task], end.job.seed
-        result.episodes.append(Episode(task, seed, end.success, end.steps, end.error))
+        task = tasks[end.job.task]
+        seed = end.job.seed
+        result.episodes.append(
+            Episode(
+                task,
+                seed,
+                end.success,
+                end.steps,
+                end.error,
+            )
+        )
+
         if end.frames is not None:
             result.frames[task, seed] = end.frames
+
     return result
 
 
@@ -139,13 +175,21 @@ class _LiveEpisode:
     def play(self, actions: np.ndarray) -> Step:
         if not self.job.record:
             return self.world.advance(actions)
+
         step = self.world.step(actions[0])
         self.frames.append(self.world.picture(FRAME_PIXELS))
         return step if step.done or len(actions) == 1 else self.play(actions[1:])
 
     def end(self, success: bool, error: str = "") -> EpisodeState:
         frames = np.stack(self.frames) if self.frames else None
-        return EpisodeState(self.job, None, success, self.steps, error, frames)
+        return EpisodeState(
+            self.job,
+            None,
+            success,
+            self.steps,
+            error,
+            frames,
+        )
 
 
 _worlds: dict[tuple[WorldConfig, int], World] = {}
@@ -158,6 +202,7 @@ def begin(config: WorldConfig, jobs: list[EpisodeJob]) -> list[EpisodeState]:
         if key not in _worlds:
             _worlds[key] = build_world(config)
         _live[job.slot] = _LiveEpisode(job, _worlds[key])
+
     return advance(config, [(job.slot, None) for job in jobs])
 
 
@@ -173,13 +218,15 @@ def play_expert(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
     while state.observation is not None:
         live = _live[job.slot]
         state = _advance_one(config, live, live.world.expert()[None])
+
     return state
 
 
 def _advance_one(
     config: WorldConfig, live: _LiveEpisode, actions: np.ndarray | None
 ) -> EpisodeState:
-    job, world = live.job, live.world
+    job = live.job
+    world = live.world
     try:
         if actions is None:
             step = Step(world.reset(job.seed, job.task), success=False, done=False)
@@ -188,8 +235,10 @@ def _advance_one(
         else:
             step = live.play(actions)
             live.steps = world.num_steps
+
         if step.done:
             return live.end(step.success)
+
         text = {TASK: world.wrong_instruction} if job.wrong else {}
         return EpisodeState(job, step.observation | text, step.success, live.steps)
     except Exception as error:

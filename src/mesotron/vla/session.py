@@ -49,29 +49,45 @@ def train(config: VlaTrainConfig) -> int:
     else:  # with an absolute path, so that it can be resumed from anywhere
         config = dataclasses.replace(config, demos=config.demos.resolve())
         plan = plan_new(config, config.out or new_run_path("vla"))
+
     config = plan.config
     device = choose_device(config.device, config.threads)
     console = SafeConsole()
+
     if not is_lerobot(config.demos):
         trusted_world(config.demos, config.trust)  # the evaluation at the end builds it
+
     demos = load_demos(config.demos, config.pixels)
     trainer = Trainer(config, demos, device)
+
     for note in plan.notes:
         print_line(console, note)
+
     size = f"{len(demos):,} observations, {len(demos.tasks)} instructions"
     print_line(console, f"{trainer.policy.describe()}; {size}{_auxiliary_note(config)}")
     table = route_parts(trainer.policy, config.optim)
+
     sizes: dict[tuple[str, str], list[int]] = {}
     for row in table:
         sizes.setdefault((row.name.split(".")[0], row.rule), []).append(row.numel)
-    summary = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
+
+    summary = Table(
+        "part",
+        "rule",
+        "tensors",
+        "parameters",
+        box=None,
+        pad_edge=False,
+    )
     for (part, rule), each in sizes.items():
         summary.add_row(part, rule, str(len(each)), f"{sum(each):,}")
+
     console.print(summary)
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         (run.path / "routing.txt").write_text(table.to_text(full=True))
         if plan.checkpoint is not None:
             checkpoint.restore(trainer, plan.checkpoint.path, plan.checkpoint.step)
+
         run.cut_after(trainer.step)
         stopped_by = _fit(run, trainer, demos, console)
         if trainer.step < config.steps:
@@ -79,7 +95,9 @@ def train(config: VlaTrainConfig) -> int:
             resume = f"resume with mesotron vla train --resume {run.path}"
             print_line(console, f"stopped and saved at step {trainer.step}{why}; {resume}")
             return 0
+
         _finish(run, trainer, demos, console)
+
     return 0
 
 
@@ -99,33 +117,48 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
         watch = LoopWatch(run, config.guard, view.say)
         watch.replay()
         view.start_at(trainer.step, run.rows("metrics"))
-        last_step, last_time = trainer.step, time.perf_counter()
+        last_step = trainer.step
+
+        last_time = time.perf_counter()
         while trainer.step < config.steps:
             is_due = config.probe_every and trainer.step % config.probe_every == 0
             probed = trainer.probe() if is_due else {}
             metrics = trainer.advance()
+
             step = trainer.step
             if step % config.log_every == 0 or step in (1, config.steps) or probed:
                 row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
-                row = {"step": step, **row, **trainer.statistics(), **probed}
+                row = {
+                    "step": step,
+                    **row,
+                    **trainer.statistics(),
+                    **probed,
+                }
+
                 now = time.perf_counter()
                 row["time/step"] = (now - last_time) / max(step - last_step, 1)
-                last_step, last_time = step, now
+                last_step = step
+                last_time = now
                 run.append("metrics", row)
                 view.update(step, row)
                 watch.update(row)
+
             stop.announce()
             is_last = stop.requested or watch.stopped_by or step == config.steps
             if is_last or (config.save_every and step % config.save_every == 0):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
+
             if is_last:
                 break
+
     return watch.stopped_by
 
 
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
-    config, rows = trainer.config, run.rows("metrics")
+    config = trainer.config
+    rows = run.rows("metrics")
     result: dict[str, Any] = {"steps": config.steps, "loss": last_value(rows, "loss")}
+
     missing = success = ""
     if reason := _why_not_evaluated(demos.world, config.episodes):
         command = f"mesotron vla eval {run.path}{' --world NAME' if demos.world is None else ''}"
@@ -140,16 +173,19 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
             execute=config.execute or default_execute(config.policy.chunk),
             workers=config.workers,
         )
+
         run.save("evaluation", {name: column.to_json() for name, column in results.items()})
         result |= {name: column.success for name, column in results.items()}
         console.print(as_table(results))
         success = as_markdown(results)
+
     # Values that are not in every row are carried forward.
     last: dict[str, float] = {}
     filled = []
     for row in rows:
         last = last | {name: row[name] for name in REPORTED_METRICS if name in row}
         filled.append({"step": row["step"], **last})
+
     names = [name for name in REPORTED_METRICS if name in last]
     report = partial(
         fill_template,
@@ -162,6 +198,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         success=success,
         curves="\n".join(training_table(filled, names, ".3g")),
     )
+
     run.finish(result, report)
     print_line(console, f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}")
 
@@ -171,7 +208,9 @@ def _why_not_evaluated(world: WorldConfig | None, episodes: int) -> str:
         return "--episodes 0"
     if world is None:
         return "the demonstrations have no world"
+
     for package in ("mujoco", *(("metaworld",) if world.name == "metaworld" else ())):
         if find_spec(package) is None:
             return f"{package} is not installed"
+
     return ""

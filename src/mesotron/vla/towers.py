@@ -17,7 +17,8 @@ from mesotron.runs.extras import require
 from mesotron.vla.encoders import ImageTokens, TextTokens
 
 PREPROCESSOR = "preprocessor_config.json"
-VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
+VISION_FOLDER = "vision_tower"
+LANGUAGE_FOLDER = "language_tower"
 PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)  # without a preprocessor_config.json
 IMAGE_SIZE = 224
 
@@ -44,11 +45,14 @@ class VisionTower(nn.Module):
         scaled = images.flatten(0, 1).float() / 255
         scaled = interpolate(scaled, size=(self.pixels, self.pixels), mode="bilinear")
         mean, std = (scaled.new_tensor(x)[:, None, None] for x in (self.mean, self.std))
+
         features = self.tower(pixel_values=(scaled - mean) / std).last_hidden_state
         if features.ndim == 4:  # the feature map of a convolutional model
             features = features.flatten(2).transpose(1, 2)
+
         X = self.project(features)
         X = X + self.positions.to(X.dtype).repeat(B, 1, 1)
+
         return ImageTokens(X.reshape(B, -1, X.shape[-1]), None)
 
     def save_description(self, folder: Path) -> None:  # without the weights
@@ -60,21 +64,32 @@ class VisionTower(nn.Module):
 class LanguageTower(nn.Module):
     def __init__(self, tower: Any, tokenizer: Any, width: int, whole: Any) -> None:
         super().__init__()
+
         # `whole` is the config of the model that has the tower: AutoModel knows few text towers.
-        self.tower, self.tokenizer, self.whole = tower, tokenizer, whole
+        self.tower = tower
+        self.tokenizer = tokenizer
+        self.whole = whole
+
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
+
         self.project = nn.Linear(_width(tower.config), width)
 
     def encode(self, texts: list[str]) -> Tensor:
         """Instructions as token ids, [B, L], -1 for padding."""
-        batch = self.tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
+        batch = self.tokenizer(
+            texts,
+            padding=True,
+            return_tensors="pt",
+            padding_side="right",
+        )
         return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -1)
 
     def forward(self, ids: Tensor) -> TextTokens:
         mask = ids >= 0
         ids = ids.masked_fill(~mask, self.tokenizer.pad_token_id)
         output = self.tower(input_ids=ids, attention_mask=mask.long())
+
         return TextTokens(self.project(output.last_hidden_state), mask)
 
     def save_description(self, folder: Path) -> None:
@@ -90,15 +105,18 @@ def load_vision_tower(
 
     name = config.vision_tower
     assert name is not None
+
     place = name if checkpoint is None else str(checkpoint / VISION_FOLDER)
     tower = _load_model(place, checkpoint)
     tower = getattr(tower, "vision_model", tower)  # of an image-text model
+
     is_own = checkpoint is not None and (checkpoint / VISION_FOLDER / PREPROCESSOR).is_file()
     try:
         source = place if is_own else name  # older checkpoints do not have their own
         preprocessor, _ = BaseImageProcessor.get_image_processor_dict(source)
     except OSError:
         preprocessor = {}
+
     return VisionTower(_freeze_or_adapt(tower, config), width, num_cameras, preprocessor)
 
 
@@ -106,11 +124,13 @@ def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | Non
     from transformers import AutoTokenizer
 
     assert config.language_tower is not None
+
     place = config.language_tower if checkpoint is None else str(checkpoint / LANGUAGE_FOLDER)
     model = _load_model(place, checkpoint)
     tower = model.get_encoder() if model.config.is_encoder_decoder else model
     tower = getattr(tower, "text_model", tower)
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+
     return LanguageTower(_freeze_or_adapt(tower, config), tokenizer, width, model.config)
 
 
@@ -135,11 +155,17 @@ def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
         return tower.requires_grad_(False)
     if not config.lora:
         return tower
+
     require("rlvr", ["peft"], "--policy.lora")
     from peft import LoraConfig, get_peft_model
 
     alpha: Any = config.lora_alpha
-    lora = LoraConfig(r=config.lora, lora_alpha=alpha, target_modules="all-linear")
+    lora = LoraConfig(
+        r=config.lora,
+        lora_alpha=alpha,
+        target_modules="all-linear",
+    )
+
     return get_peft_model(tower, lora)
 
 

@@ -23,10 +23,14 @@ class Trainer:
     """A policy in training; trainers on the same demonstrations can share their `frames`."""
 
     def __init__(
-        self, config: VlaTrainConfig, demos: Demos, device: torch.device,
+        self,
+        config: VlaTrainConfig,
+        demos: Demos,
+        device: torch.device,
         frames: Frames | None = None,
-    ) -> None:  # fmt: skip
-        self.config, self.device = config, device
+    ) -> None:
+        self.config = config
+        self.device = device
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
         self.policy.fit(demos)
@@ -38,14 +42,18 @@ class Trainer:
         self._probe = GradientProbe(self.policy)
         self._bfloat16 = uses_bfloat16(config.dtype, device)
         self._losses: Any = self.policy.losses
+
         if config.compile:
             self._losses = torch.compile(self.policy.losses, dynamic=False)
+
         if config.where and demos.where is None:
             raise ValueError(f"--where {config.where:g} needs demonstrations of a simulator")
+
         self._device_step = torch.zeros(1, dtype=torch.long, device=device)
         self._noise_seed = mix_seed(config.seed, -1 % 2**32) << 31
         self._step = 0
         self._replay: GraphReplay | None = None
+
         if uses_graph(config, self.frames):
             self._make_tables()
             self._replay = GraphReplay(self._step_from_tables, device)
@@ -67,14 +75,17 @@ class Trainer:
         else:
             metrics = self._replay()
             self._set_learning_rates()  # as numbers, for checkpoints
+
         self._step += 1
         for group in self.optimizer.param_groups:
             group["step"] = self._step  # a replay counts only on the device
+
         return metrics
 
     def _make_tables(self) -> None:
         """Rows [steps, batch] and learning rates [steps, groups] of all steps, on the device."""
-        config, steps = self.config, range(self.config.steps)
+        config = self.config
+        steps = range(self.config.steps)
         rows = [self.order.rows(step, config.batch) for step in steps]
         factors = torch.tensor([lr_factor(config.optim, step, config.steps) for step in steps])
         self._rows = torch.stack(rows).to(self.device)
@@ -98,12 +109,14 @@ class Trainer:
             self.optimizer.zero_grad()
         elif grads:  # a graph needs its gradients in place
             torch._foreach_zero_(grads)  # pyright: ignore
+
         losses = self.losses_of(rows)
         losses["loss"].backward()
         norms = clip_gradients(self.optimizer, self.config.optim.max_grad_norm or math.inf)
         self.optimizer.step()
         self._device_step.add_(1)
         metrics = {name: value.detach() for name, value in losses.items()}
+
         return metrics | {"grad_norm": norms.total, "grad_norm/auxiliary": norms.auxiliary}
 
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
@@ -112,15 +125,18 @@ class Trainer:
         random = KeyedRandom(self._device_step + self._noise_seed)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
             losses = self._losses(inputs, targets, random)
+
         total = losses["loss/action"]
         if "loss/where" in losses:
             total = total + self.config.where * losses["loss/where"]
+
         return {"loss": total, **losses}
 
     def statistics(self) -> dict[str, float]:
         """Optimizer metrics of the last step, by group and part; synchronizes."""
         stats = self.optimizer.stats()
         factor = lr_factor(self.config.optim, max(self._step - 1, 0), self.config.steps)
+
         return {
             "learning_rate": self.config.optim.lr * factor,
             **part_updates(self.optimizer, stats),
@@ -134,8 +150,10 @@ class Trainer:
         metrics = self._probe.measure(
             lambda some: self.losses_of(some)["loss"], rows, self.optimizer.zero_grad
         )
+
         for p, grad in zip(self.policy.parameters(), kept, strict=True):
             p.grad = grad
+
         return metrics
 
 
@@ -156,16 +174,20 @@ class GraphReplay:
         """Do the work once; the next call overwrites the returned tensors."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
+
         with torch.cuda.stream(self._stream):
             if self._num_calls == self.WARMUP_CALLS:
                 with torch.cuda.graph(self._graph, stream=self._stream):
                     self._outputs = self._work()
+
             if self._num_calls < self.WARMUP_CALLS:
                 self._outputs = self._work()
             else:
                 self._graph.replay()
+
         current.wait_stream(self._stream)
         self._num_calls += 1
+
         return self._outputs
 
 
@@ -173,10 +195,12 @@ def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
     """Whether steps are CUDA graphs: not with an SVD or a tower, which synchronize the host."""
     has_svd = "low_rank" in (getattr(config.optim, part) for part in PARTS)
     has_tower = config.policy.vision_tower or config.policy.language_tower
+
     is_able = frames.device.type == "cuda" and frames.is_on_device and not has_svd
     if config.graph and not is_able:
         why = "low_rank needs an SVD" if has_svd else "the images are not on a GPU"
         raise ValueError(f"--graph is not possible: {why}")
+
     return config.graph if config.graph is not None else is_able and not has_tower
 
 
@@ -184,8 +208,14 @@ def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
     warmup = round(config.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
+
     done = (step - warmup) / max(steps - warmup, 1)
-    factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+    factors = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+    }
+
     return factors[config.schedule]
 
 

@@ -51,7 +51,10 @@ class Alerts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channels = [Channel(text) for text in channels]
-        self.run, self.link, self.price, self.clock = run, link, price, clock
+        self.run = run
+        self.link = link
+        self.price = price
+        self.clock = clock
         self._sent: dict[str, float] = {}  # finding -> when
         self._times: list[float] = []
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=100)
@@ -66,17 +69,25 @@ class Alerts:
         known = f"{event.detector} warn" in self._sent or f"{event.detector} stop" in self._sent
         if recent or len(self._times) >= MOST_PER_HOUR or (event.severity == "clear" and not known):
             return False
+
         try:
             self._queue.put_nowait(self.payload(event))
         except queue.Full:
             return False
+
         self._sent[finding] = now
         self._times.append(now)
+
         if self._thread is None:
             # trackio's active run belongs to the context of the training thread.
             target = contextvars.copy_context().run
-            self._thread = threading.Thread(target=target, args=(self._work,), daemon=True)
+            self._thread = threading.Thread(
+                target=target,
+                args=(self._work,),
+                daemon=True,
+            )
             self._thread.start()
+
         return True
 
     def close(self, timeout: float = TIMEOUT / 2) -> None:
@@ -84,18 +95,26 @@ class Alerts:
         if self._thread is not None and self._thread.is_alive():
             with suppress(queue.Full):
                 self._queue.put_nowait(None)
+
             self._thread.join(timeout)
             if self._thread.is_alive():
                 log.warning(f"an alert was not sent within {timeout:g} s")
+
         self._thread = None
 
     def payload(self, event: Event) -> dict[str, Any]:
         """An event as the JSON that webhooks and commands get."""
         name = event.detector.replace("_", " ")
-        state = {"stop": "is dead", "warn": "shows signs of trouble", "clear": "has recovered"}
+        state = {
+            "stop": "is dead",
+            "warn": "shows signs of trouble",
+            "clear": "has recovered",
+        }
+
         lost = self.price if event.severity == "stop" else None
         link = self.link if "://" in self.link or Path(self.link).is_file() else ""
         evidence = [item.text() for item in event.evidence]
+
         lines = [
             f"{event.diagnosis[:1].upper()}{event.diagnosis[1:]}.",
             f"Step {event.step}; began at step {event.began}." if event.began is not None else "",
@@ -127,30 +146,42 @@ class Channel:
     def __init__(self, text: str) -> None:
         self.kind, self.target = check_alert(text)
         self.failed = False
+
         if self.kind in ("webhook", "slack", "discord", "ntfy"):
             self.url()  # a mistake shows at the start, not when the run is dying
 
     def url(self) -> str:
         """The address, from the environment; it must never be logged."""
-        target, variable = self.target, re.fullmatch(r"\$\{?(\w+)\}?", self.target)
+        target = self.target
+        variable = re.fullmatch(r"\$\{?(\w+)\}?", self.target)
         if variable and not (target := os.environ.get(variable[1], "")):
             raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
         if self.kind == "ntfy" and re.fullmatch(r"[-\w]{1,64}", target, re.ASCII):
             return f"https://ntfy.sh/{target}"
         if not re.match(r"https?://[\w\[]", target, re.IGNORECASE):
             raise ValueError(f"alert {self.kind}: the address in {self.target} is no http(s) URL")
+
         return target
 
     def send(self, payload: dict[str, Any]) -> None:
         if self.kind == "command":
             text = json.dumps(payload)
-            subprocess.run(shlex.split(self.target), input=text, text=True, timeout=TIMEOUT,
-                           check=True, capture_output=True)  # fmt: skip
+            subprocess.run(
+                shlex.split(self.target),
+                input=text,
+                text=True,
+                timeout=TIMEOUT,
+                check=True,
+                capture_output=True,
+            )
         elif self.kind in ("wandb", "trackio"):
             module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
             if module is None or (self.kind == "wandb" and module.run is None):
                 raise LookupError(f"no run of {self.kind} is active in this process")
-            title, text = payload["title"][:63], payload["text"]
+
+            title = payload["title"][:63]
+            text = payload["text"]
+
             level = LEVELS[payload["severity"]]
             if self.kind == "trackio":
                 module.alert(title, text, level=module.AlertLevel(level.lower()))
@@ -159,7 +190,12 @@ class Channel:
         elif self.kind == "ntfy":
             title = re.sub(r"[^ -~]", "?", payload["title"])[:200]  # a header is ASCII
             priority = PRIORITIES[payload["severity"]]
-            headers = {"Title": title, "Tags": "rotating_light", "Priority": priority}
+            headers = {
+                "Title": title,
+                "Tags": "rotating_light",
+                "Priority": priority,
+            }
+
             self._post(payload["text"].encode(), headers)
         else:
             body = payload
@@ -168,9 +204,13 @@ class Channel:
                 shown = {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}
                 body = {"text": title[:300], "blocks": [{"type": "section", "text": shown}]}
             elif self.kind == "discord":
-                embed = {"title": payload["title"][:250], "description": payload["text"][:4000],
-                         "color": COLORS[payload["severity"]]}  # fmt: skip
+                embed = {
+                    "title": payload["title"][:250],
+                    "description": payload["text"][:4000],
+                    "color": COLORS[payload["severity"]],
+                }
                 body = {"embeds": [embed], "allowed_mentions": {"parse": []}}
+
             self._post(json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def report(self, error: Exception) -> None:
@@ -179,6 +219,7 @@ class Channel:
             code = f" {error.code}" if isinstance(error, urllib.error.HTTPError) else ""
             why = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}{code}"
             log.warning(f"an alert to {self.kind} was not sent: {why}")
+
         self.failed = True
 
     def _post(self, data: bytes, headers: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ def limits_of(config: TrainConfig | SftConfig) -> Limits:
         raise ValueError(
             f"--budget {config.budget:g} needs an hourly price: give --price 3.95 or --gpu h100"
         )
+
     return Limits(
         dollars=config.budget,
         price=None if price is None else price * num_processes(),
@@ -54,10 +55,15 @@ class Spent:
 
 def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spent:
     """What spent.json holds; older ones have fewer keys, but none lacks the seconds."""
-    known = {key: float(value) for key, value in values.items() if key in asdict(Spent())
-             and type(value) in (int, float) and 0 <= value < 1e300}  # fmt: skip
+    known = {
+        key: float(value)
+        for key, value in values.items()
+        if key in asdict(Spent()) and type(value) in (int, float) and 0 <= value < 1e300
+    }
+
     if "seconds" not in known:
         raise ValueError(f"{source} has no valid seconds: correct it, or remove it to count from 0")
+
     return Spent(**known)
 
 
@@ -75,11 +81,15 @@ class Meter:
         began: float | None = None,  # on the clock
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits, self.before, self.paid, self.clock = limits, before, paid, clock
+        self.limits = limits
+        self.before = before
+        self.paid = paid
+        self.clock = clock
         self.known = known or Spent()
         self.began = clock() if began is None else began
         self.now = self.began
-        self.slowest_save, self.slowest_evaluation = 0.0, self.known.evaluation
+        self.slowest_save = 0.0
+        self.slowest_evaluation = self.known.evaluation
         self.start_seconds = 0.0
         self._evaluating = 0.0  # seconds of evaluation in the present step
         self._last: float | None = None
@@ -110,7 +120,9 @@ class Meter:
         if self._last is not None:
             self._recent.append(self.now - self._last)
             self._plain.append(self.now - self._last - self._evaluating)
-        self._last, self._evaluating = self.now, 0.0
+
+        self._last = self.now
+        self._evaluating = 0.0
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -134,8 +146,14 @@ class Meter:
         """Everything up to now and so many seconds ahead."""
         seconds = self.before + self.clock() - self.began + ahead
         start = self.start_seconds or self.known.start
-        return Spent(seconds=seconds, dollars=self.dollars(seconds), start=start,
-                     evaluation=self.slowest_evaluation, step=self.slowest_step)  # fmt: skip
+
+        return Spent(
+            seconds=seconds,
+            dollars=self.dollars(seconds),
+            start=start,
+            evaluation=self.slowest_evaluation,
+            step=self.slowest_step,
+        )
 
     @property
     def spent(self) -> float:
@@ -148,9 +166,11 @@ class Meter:
 
     def dollars(self, seconds: float) -> float | None:
         """Cost of the run's first seconds, earlier sessions at their own price, if known."""
-        price, paid = self.limits.price, self.paid
+        price = self.limits.price
+        paid = self.paid
         if price is None or paid is None:
             return None if price is None else seconds / 3600 * price
+
         return paid + (seconds - self.before) / 3600 * price
 
     def refusal(
@@ -159,14 +179,17 @@ class Meter:
         """Why the next step (0 if only evaluations are left) must not begin; None if it fits.
         `starts`: everything must be loaded first; `reserve`: seconds for what comes after."""
         need = self.slowest_step * steps + self.slowest_evaluation * evaluations + reserve
-        limits, session = self.limits, self.now - self.began
+        limits = self.limits
+        session = self.now - self.began
         need += max(self.known.start - session, 0.0) * starts
         after = f"{session:.3g} s have passed"
         after += f" and what comes next takes about {need:.3g} s" if need else ""
         if limits.seconds is not None and session + need > limits.seconds:
             return f"the time limit of {limits.seconds:g} s is too short: {after}"
+
         cost = self.dollars(self.spent + need)
         if limits.dollars is not None and cost is not None and cost > limits.dollars:
             spent = f"{self.dollars(self.spent):.3g} are spent"
             return f"the budget of {limits.dollars:g} dollars is too small: {spent}, {after}"
+
         return None

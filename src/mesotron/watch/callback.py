@@ -73,18 +73,36 @@ class Watch(TrainerCallback):
     ) -> None:
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
+
         if guard == "rollback":
             live.check_rollback(trainer, tries)
-        self.guard, self.settings = guard, settings
+
+        self.guard = guard
+        self.settings = settings
         self.run = None if run is None else RunFolder(Path(run))
-        self.trainer, self.tries, self.more = trainer, tries, more or {}
+        self.trainer = trainer
+        self.tries = tries
+        self.more = more or {}
+
         if isinstance(detectors, Path | str):
             detectors = load_detectors(Path(detectors))
-        self.precision, self.detectors = precision, with_own(detectors)
-        name, page = "", ""
+
+        self.precision = precision
+        self.detectors = with_own(detectors)
+        name = ""
+
+        page = ""
         if self.run is not None:
-            name, page = self.run.path.name, str(self.run.path.resolve() / "report.html")
-        self.alerts = Alerts(alerts, run=name, link=page, price=price)
+            name = self.run.path.name
+            page = str(self.run.path.resolve() / "report.html")
+
+        self.alerts = Alerts(
+            alerts,
+            run=name,
+            link=page,
+            price=price,
+        )
+
         self._restart()
 
     def _restart(self) -> None:
@@ -112,6 +130,7 @@ class Watch(TrainerCallback):
         active = self.engine.active().items()
         words = [f"{severity}: {name.replace('_', ' ')}" for name, severity in active]
         rollbacks = f"{n} rollbacks" if (n := self.monitor.num_rollbacks) else ""
+
         return ", ".join([*words, rollbacks] if rollbacks else words) or "healthy so far"
 
     def diagnosis(self) -> Diagnosis | None:
@@ -122,53 +141,70 @@ class Watch(TrainerCallback):
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
         self.alerts.run = self.alerts.run or Path(getattr(args, "output_dir", "") or "").name
+
         if state.global_step and self.guard != "off" and getattr(args, "output_dir", None):
             complete = live.complete_checkpoints(Path(args.output_dir))
             self._saved = sorted(step for step in complete if step <= state.global_step)
+
         self.monitor.replay(_history(state), self._saved if self.guard == "rollback" else ())
         if self.guard in ("stop", "rollback") and state.is_world_process_zero:
             for name, severity in self.engine.active().items():
                 if severity == "stop":
                     name = name.replace("_", " ")
                     log.warning(f"resumed after a stop for {name}: not stopped for that again")
+
         if self.guard != "rollback":
             return
+
         settings = self._settings()
         for change in (change for action in self.actions for change in action.changes):
             if not settings[change["field"]].in_checkpoint:
                 settings[change["field"]].write(change["new"])
+
         if not state.global_step and self._saves:
             # A run that fails before its first checkpoint can go back to its start.
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
             self.monitor.save(0)
 
     def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl,
-        logs: dict[str, Any] | None = None, model: Any = None, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
         """Take one row, report new events, and act on them if the guard is to."""
         logs = logs or {}
         running = getattr(self.trainer, "_tr_loss", None)
         if running is not None and not math.isfinite(logs.get("loss") or 0.0):
             running.zero_()  # Transformers subtracts it from itself, and NaN - NaN stays NaN
+
         new = self.monitor.update(_as_row(logs, state.global_step))
         broken = self.guard in ("stop", "rollback") and has_broken_weights(model, logs)
         if broken:  # with patience the next step would sample from them
             stop = self.engine.force_stop("nonfinite")
             new = [stop, *(event for event in new if event.detector != stop.detector)]
             self.events.append(new[0])
+
         if state.is_world_process_zero:
             for event in new:
                 self._report(event)
+
         self._pending += new
         self._protect(args, state)
+
         if "train_runtime" in logs and self._saved and self.stopped_by is None:
             # With a limit of one checkpoint Transformers now removes all but the best.
             self._name_best(args, state, max(self._saved))
+
         if "loss" not in logs:  # an evaluation; every process gets here with a training row
             return
+
         event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
         self._pending = []
+
         if self.guard == "stop":
             self._stop(broadcast(event), control, can_save=not broken)
         elif self.guard == "rollback":
@@ -180,6 +216,7 @@ class Watch(TrainerCallback):
         left = [step for step in self._saved if f"checkpoint-{step}" in names]
         self._saved = [*left, state.global_step]  # another process may still be writing this one
         self._protect(args, state)
+
         if self.guard == "rollback":
             for step in [*self.monitor.snapshots]:
                 if f"checkpoint-{step}" not in names:
@@ -223,11 +260,16 @@ class Watch(TrainerCallback):
         """Roll back and continue, or stop; the action is kept where a resumed run finds it."""
         if event is None:
             return
+
         # Only the first process verifies the checkpoints.
         checkpoint, why = broadcast(self._choose(event) if state.is_world_process_zero else None)
         attempt = self.monitor.num_rollbacks
         if why:
-            done: dict[str, Any] = {"action": "stop", "attempt": attempt, "reason": why}
+            done: dict[str, Any] = {
+                "action": "stop",
+                "attempt": attempt,
+                "reason": why,
+            }
             self._stop(event, control, can_save and self._saves)
         else:
             live.roll_back(self.trainer, self._root / f"checkpoint-{checkpoint}")
@@ -236,29 +278,54 @@ class Watch(TrainerCallback):
             remedy = decide.prescribe(wanted, attempt + 1, smaller)
             changes, refused = live.apply(remedy, self._settings(), smaller)
             reason = f"{event.detector.replace('_', ' ')} began at step {event.began}"
-            done = {"action": "rollback", "attempt": attempt + 1, "reason": reason,
-                    "checkpoint": checkpoint, "changes": changes, "refused": refused}  # fmt: skip
+
+            done = {
+                "action": "rollback",
+                "attempt": attempt + 1,
+                "reason": reason,
+                "checkpoint": checkpoint,
+                "changes": changes,
+                "refused": refused,
+            }
+
             control.should_save = True  # a run killed from now on resumes from here
+
         evidence = tuple(asdict(item) for item in event.evidence)
-        action = Action(step=event.step, detector=event.detector, evidence=evidence, **done)
+        action = Action(
+            step=event.step,
+            detector=event.detector,
+            evidence=evidence,
+            **done,
+        )
+
         self.monitor.add_action(action)
         entry: Any = {"step": state.global_step, ACTION_KEY: action.record()}
         state.log_history.append(entry)
+
         if state.is_world_process_zero:
             self._report(action)
 
     def _smaller_step(self, event: Event, state: TrainerState, number: int) -> Change:
         """The step size at which the rest of the run moves half as far as what led to failure."""
         first = max((act.step for act in self.actions if act.action == "rollback"), default=0)
-        now, last = state.global_step, state.max_steps
+        now = state.global_step
+        last = state.max_steps
         steps = (now if event.began is None else event.began) - first
         rise = live.schedule_rise(self.trainer, first, now, last)
+
         return replace(SMALLER_STEP, value=decide.lr_factor(steps, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
         complete = live.complete_checkpoints(self._root)
         checkpoint = decide.choose_checkpoint(self.monitor, event, complete)
-        why = decide.why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
+        why = decide.why_give_up(
+            self.monitor,
+            event,
+            checkpoint,
+            self.tries,
+            self._saves,
+        )
+
         return checkpoint, why
 
     def _settings(self) -> Settings:
@@ -275,8 +342,10 @@ class Watch(TrainerCallback):
     def _report(self, item: Event | Action) -> None:
         if self.run is not None:
             self.run.append("events", item.record())
+
         if self.guard != "off":
             log.warning(item.sentence())
+
         if isinstance(item, Event) and self.alerts.channels:
             self.alerts.send(item)
 
@@ -286,9 +355,11 @@ def has_broken_weights(model: torch.nn.Module | None, logs: Mapping[str, Any]) -
     finite = all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm"))
     if model is None or finite:
         return False
+
     params = [p.detach() for p in model.parameters() if p.requires_grad]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
     broken = not all(bool(w.isfinite().all()) for w in local)
+
     return any(gather_object([broken]))  # each process sees its own shard
 
 

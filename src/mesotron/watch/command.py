@@ -24,11 +24,22 @@ from mesotron.watch.readers import Log, Row, Stream, find_runs, read_log
 from mesotron.watch.readers.names import Names, remember_names
 
 SCHEMA = "mesotron.watch/1"
-STYLES = {"healthy": "green", "drifting": "yellow", "dead": "red", "unknown": "cyan",
-          "warn": "yellow", "stop": "red", "clear": "green"}  # fmt: skip
+STYLES = {
+    "healthy": "green",
+    "drifting": "yellow",
+    "dead": "red",
+    "unknown": "cyan",
+    "warn": "yellow",
+    "stop": "red",
+    "clear": "green",
+}
 # Condition -> verdict and exit code with --json, the worst first.
-VERDICTS = {"dead": ("dead", 3), "drifting": ("warning", 1), "unknown": ("unknown", 4),
-            "healthy": ("healthy", 0)}  # fmt: skip
+VERDICTS = {
+    "dead": ("dead", 3),
+    "drifting": ("warning", 1),
+    "unknown": ("unknown", 4),
+    "healthy": ("healthy", 0),
+}
 MOST_UNKNOWN = 50  # names in the JSON
 
 
@@ -38,15 +49,29 @@ def run(config: WatchConfig) -> int:
     if config.explain is not None:
         print(explain(config.explain, own_detectors(config)))
         return 0
+
     quiet = config.json and not config.follow
-    console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
+    console = SafeConsole(
+        highlight=False,
+        soft_wrap=True,
+        stderr=config.json,
+        quiet=quiet,
+    )
+
     notes: list[str] = []
     runs = [config.path] if config.follow else find_runs(config.path, config.kind, notes)
     if config.alerts and len(runs) > 1:
         raise ValueError(f"--alerts needs one run of {config.path}, such as {runs[0]}")
+
     path = config.path.resolve()
     link = config.link or str(path / "report.html")
-    alerts = Alerts(config.alerts, run=path.name, link=link, price=config.price)
+
+    alerts = Alerts(
+        config.alerts,
+        run=path.name,
+        link=link,
+        price=config.price,
+    )
     try:
         if len(runs) > 1:
             results, record = watch_many(config, runs, console)
@@ -55,14 +80,18 @@ def run(config: WatchConfig) -> int:
             record = results[0].record()
     finally:
         alerts.close()
+
     for note in notes:
         console.print(f"note: {note}")
+
     record["notes"] = [*record.get("notes", ()), *notes]
     if config.out:
         config.out.write_text(to_json(record), encoding="utf-8")
+
     if config.json:
         print(to_json(record), end="")
         return record["exit_code"]
+
     return int(config.check and any(each.diagnosis.condition == "dead" for each in results))
 
 
@@ -76,6 +105,7 @@ class Result:
         """The JSON of --json and --out: docs/AGENTS.md describes it."""
         verdict, code = VERDICTS[self.diagnosis.condition]
         unknown = sorted(name for name in self.names if name != "step" and not is_known(name))
+
         return {
             "schema": SCHEMA,
             "path": str(self.log.path),
@@ -91,21 +121,26 @@ class Result:
 
 
 def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts) -> Result:
-    names, events = Names(path, config.rename), path / "events.jsonl"
+    names = Names(path, config.rename)
+    events = path / "events.jsonl"
     detectors = own_detectors(config)
+
     watcher = Watcher(config.settings, names, events if events.is_file() else None, detectors)
     if config.follow:
         log = follow(config, watcher, console, alerts)
     else:
         log = read_log(path, config.kind)
         watcher.update(log.rows, log.actions)
+
     diagnosis = watcher.diagnosis(log)
     if not config.follow:
         for event in [e for e in diagnosis.events if e.detector == diagnosis.cause][-1:]:
             alerts.send(event)
+
     show(diagnosis, console, with_events=not config.follow)
     if names.given and (file := remember_names(path, names.given)):
         console.print(f"note: --rename is remembered in {file}")
+
     return Result(log, diagnosis, names.seen)
 
 
@@ -120,21 +155,31 @@ def watch_many(
             results.append(watch_one(config, path, SafeConsole(quiet=True), Alerts(())))
         except (ValueError, OSError) as error:
             unread[str(path)] = str(error)
+
     if not results:
         first = next(iter(unread.values()))
         raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
+
     order = [*VERDICTS]
     results.sort(key=lambda each: (order.index(each.diagnosis.condition), str(each.log.path)))
+
     names = [_short(each.log.path, config.path) for each in results]
     for found, name in zip((each.diagnosis for each in results), names):
         verdict, _ = VERDICTS[found.condition]
         line = f"{verdict:8} {name:{max(map(len, names))}}  {found.text()}"
         console.print(Text(line, STYLES[found.condition]))
+
     for path, error in unread.items():
         console.print(f"unread   {_short(Path(path), config.path)}: {error}")
+
     records = [each.record() for each in results]
     worst = {key: records[0][key] for key in ("schema", "verdict", "exit_code")}
-    return results, worst | {"path": str(config.path), "runs": records, "unread": unread}
+
+    return results, worst | {
+        "path": str(config.path),
+        "runs": records,
+        "unread": unread,
+    }
 
 
 def _short(path: Path, folder: Path) -> str:
@@ -146,10 +191,16 @@ class Watcher:
     guard may have rolled back."""
 
     def __init__(
-        self, settings: WatchSettings, names: Names, events: Path | None = None,
+        self,
+        settings: WatchSettings,
+        names: Names,
+        events: Path | None = None,
         detectors: Sequence[Detector] = DETECTORS,
-    ) -> None:  # fmt: skip
-        self.settings, self.names, self.path, self.detectors = settings, names, events, detectors
+    ) -> None:
+        self.settings = settings
+        self.names = names
+        self.path = events
+        self.detectors = detectors
         self.restart()
 
     def restart(self) -> None:
@@ -164,8 +215,10 @@ class Watcher:
             before = [{key: x for key, x in row.items() if key != own} for row in self.monitor.rows]
             rows = [*before, *rows]
             self.restart()
+
         fresh = [self.names.apply(row) for row in rows]
         records = actions if self.path is None else read_rows(self.path)
+
         num_actions = sum(record.get("kind") == "guard" for record in records)
         if rows and num_actions > len(self.monitor.actions):
             # The guard has rolled back: replay the rows, now knowing when.
@@ -175,13 +228,16 @@ class Watcher:
         else:
             for row in fresh:
                 self.monitor.update(row)
+
         return [event for event in self.monitor.events if event.step >= first]
 
     def diagnosis(self, log: Log) -> Diagnosis:
-        m, names = self.monitor, self.names
+        m = self.monitor
+        names = self.names
         names.check()
         names.require_known(log.path, m.rows)
         notes = list(log.notes)
+
         rewarded = [k for k, row in enumerate(m.rows) if "reward" in canonical(row)]
         if names.reward_from:
             notes.append(f"no reward is logged: it is read from {', '.join(names.reward_from[:3])}")
@@ -192,23 +248,29 @@ class Watcher:
             notes.append(f"no reward is logged under a known name{hint}")
         elif len(m.rows) - rewarded[-1] > max(10, 3 * len(m.rows) / len(rewarded)):
             notes.append(f"no reward is logged after step {m.rows[rewarded[-1]]['step']:.0f}")
+
         return m.diagnosis(notes)
 
 
 def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
     """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
     stream = Stream(config.path, config.kind)
-    last_row, reported, problem = time.monotonic(), -math.inf, ""  # step, text: last printed
+    last_row = time.monotonic()
+    reported = -math.inf
+    problem = ""  # step, text: last printed
 
     def new_events(count: int) -> list[Event]:
         nonlocal reported
         end = stream.num_ready
+
         rows = stream.log.rows[end - count : end]
         if stream.resumed:
             watcher.restart()
             reported = reported if rows and rows[-1]["step"] >= reported else -math.inf
+
         events = [e for e in watcher.update(rows, stream.log.actions) if e.step > reported]
         reported = max([reported, *(row["step"] for row in rows[-1:])])
+
         return events
 
     try:
@@ -218,19 +280,27 @@ def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Aler
             except (ValueError, OSError) as error:  # it was removed, or has a broken line
                 if not stream.log.rows:
                     raise
+
                 if str(error) != problem:
                     console.print(f"still following: {error}")
-                count, problem = None, str(error)
+
+                count = None
+                problem = str(error)
+
             if count:
                 last_row = time.monotonic()
+
             for event in [] if count is None else new_events(count):
                 console.print(Text(event.sentence(), STYLES[event.severity]))
                 alerts.send(event)
+
             time.sleep(config.every)
     except KeyboardInterrupt:
         console.print("stopped following; the diagnosis so far:")
+
     for event in new_events(stream.finish()):
         alerts.send(event)
+
     return stream.log
 
 
@@ -241,12 +311,15 @@ def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
 def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
     for event in diagnosis.events if with_events else ():
         console.print(Text(event.sentence(with_remedy=False), STYLES[event.severity]))
+
     for action in diagnosis.actions:
         style = STYLES["stop" if action.checkpoint is None else "clear"]
         console.print(Text(action.sentence(), style))
+
     console.print(Text(diagnosis.text(), f"bold {STYLES[diagnosis.condition]}"))
     for line in diagnosis.explanation():
         console.print(line)
+
     for note in diagnosis.notes:
         console.print(f"note: {note}")
 

@@ -85,21 +85,46 @@ class Detector:
         `PRIOR` alarms that were right as often as those of all detectors."""
         if self.name not in record():
             return self.trust
+
         right, wrong = record()["any"][severity]
         usual = (right + 1) / (right + wrong + 2)
         right, wrong = record()[self.name][severity]
+
         return round((right + PRIOR * usual) / (right + wrong + PRIOR), 3)
 
 
-SMALLER_STEP = Change(field="optim.lr", act="multiply", value=0.5)
-KL_TO_START = Change(field="objective.beta", act="at_least", value=0.01)
-TWO_PART = Change(field="reward.parts", act="set", value=("two_part",))
-CO_REWARDING = Change(field="objective.name", act="set", value="corewarding")
-COOLER = Change(field="rollout.temperature", act="multiply", value=0.8)
+SMALLER_STEP = Change(
+    field="optim.lr",
+    act="multiply",
+    value=0.5,
+)
+KL_TO_START = Change(
+    field="objective.beta",
+    act="at_least",
+    value=0.01,
+)
+TWO_PART = Change(
+    field="reward.parts",
+    act="set",
+    value=("two_part",),
+)
+CO_REWARDING = Change(
+    field="objective.name",
+    act="set",
+    value="corewarding",
+)
+COOLER = Change(
+    field="rollout.temperature",
+    act="multiply",
+    value=0.8,
+)
 CHANGES = {
-    "smaller_step": SMALLER_STEP, "kl_to_start": KL_TO_START, "two_part": TWO_PART,
-    "co_rewarding": CO_REWARDING, "cooler": COOLER,
-}  # fmt: skip
+    "smaller_step": SMALLER_STEP,
+    "kl_to_start": KL_TO_START,
+    "two_part": TWO_PART,
+    "co_rewarding": CO_REWARDING,
+    "cooler": COOLER,
+}
 
 
 def load_detectors(path: Path) -> tuple[Detector, ...]:
@@ -124,17 +149,22 @@ def _read(path: Path, symptoms: dict[str, Symptom]) -> tuple[Detector, ...]:
     file = tomllib.loads(path.read_text(encoding="utf-8"))
     tables = file.get("symptoms", {})
     symptoms |= {name: _named(table, Symptom, {}) for name, table in tables.items()}
+
     detectors = []
     for table in file["detector"]:
         parts: dict[str, Any] = {
             key: tuple(tuple(_named(one, Symptom, symptoms) for one in case) for case in table[key])
-            for key in ("cases", "fatal") if key in table
-        }  # fmt: skip
+            for key in ("cases", "fatal")
+            if key in table
+        }
+
         if not parts.get("cases"):
             raise ValueError("a detector needs cases")
+
         parts["changes"] = tuple(_named(one, Change, CHANGES) for one in table.get("changes", ()))
         plain = {key: value for key, value in table.items() if key not in parts} | {"cases": ()}
         detectors.append(replace(from_plain(Detector, plain, "a detector"), **parts))
+
     return tuple(detectors)
 
 
@@ -143,6 +173,7 @@ def _named(value: Any, kind: type[T], names: Mapping[str, T]) -> T:
         if value not in names:
             raise ValueError(f"{value!r} is not one of {', '.join(names)}")
         return names[value]
+
     values = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
     return from_plain(kind, values, f"a {kind.__name__.lower()}")
 
@@ -163,20 +194,25 @@ def explain(name: str, detectors: Sequence[Detector] = DETECTORS) -> str:
     if detector is None:
         names = ", ".join(one.name for one in detectors)
         raise ValueError(f"{name!r} is not a detector: choose one of {names}")
+
     lines = [f"{name}: {detector.diagnosis}"]
     for word, cases in (("warns", detector.cases), ("stops", detector.fatal)):
         for case in cases:
             also = " in that case also" if word == "stops" else ""
             rule = " and ".join(symptom.text() for symptom in case) or "always"
             lines.append(f"  {word}{also} if {rule}")
+
     counts = record().get(name)
     for severity, (right, wrong) in (counts or {}).items():
         lines.append(
             f"corpora: {severity} in {right} failed and {wrong} healthy runs, "
             f"probability {detector.confidence(severity):.2f}"
         )
+
     if counts is None:
         lines.append(f"corpora: no record, trusted with {detector.trust:.2f}")
+
     changes = ", ".join(f"{c.field} {c.act} {c.value}" for c in detector.changes)
     lines += [f"remedy: {detector.remedy}", f"automatic: {changes or 'nothing'}"]
+
     return "\n".join([*lines, f"source: {detector.source or 'your own'}"])

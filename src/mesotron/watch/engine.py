@@ -17,21 +17,39 @@ from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
 from mesotron.watch.tracks import WINDOWS, Symptom, Track, Window, is_finite
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
-WARN, STOP = 0.9, 1.0
+WARN = 0.9
+STOP = 1.0
 # The longer a run, the more chances noise has to look like a change: the required share of the
 # noise setting grows with the logarithm of the number of values. Of runs of 2,000 rows or 200
 # evaluations in which nothing changes, about 2 in 100 are stopped, 5 at worst
 # (tests/watch/test_false_alarms.py).
-SPARSE_BASE, SPARSE_GROWTH = 0.65, 0.125
-ROW_BASE, ROW_GROWTH, FEW = 0.5, 0.1, 5.0
+SPARSE_BASE = 0.65
+SPARSE_GROWTH = 0.125
+ROW_BASE = 0.5
+ROW_GROWTH = 0.1
+FEW = 5.0
 # A warning is cleared after this many times the patience without a symptom; a stop after as many
 # rows in which the short window has recovered, whatever the noise. Fewer evaluations are enough.
-CLEAR, CLEAR_SPARSE = 4, 2
+CLEAR = 4
+CLEAR_SPARSE = 2
 # A number that is not finite is a failure in these; a part of the reward may have no verdict.
-MUST_BE_FINITE = frozenset({"loss", "grad_norm", "reward", "kl", "entropy", "ratio_high",
-                            "update_rms", "gap_logp", "gap_kl", "gap_ratio"})  # fmt: skip
+MUST_BE_FINITE = frozenset(
+    {
+        "loss",
+        "grad_norm",
+        "reward",
+        "kl",
+        "entropy",
+        "ratio_high",
+        "update_rms",
+        "gap_logp",
+        "gap_kl",
+        "gap_ratio",
+    }
+)
 # A batch without a signal: this share of its groups silent, or rewards and gradient as small.
-SILENT, NOTHING = 0.999, 1e-9
+SILENT = 0.999
+NOTHING = 1e-9
 
 
 class Engine:
@@ -55,11 +73,14 @@ class Engine:
         self.step = -1
         names = (name for detector in self.detectors for name in detector.metrics)
         self._own_names = [name for name in dict.fromkeys(names) if name not in METRICS]
+
         # Of these a row must have one for a case to be checked: the sparse metrics, if it has any,
         # so that patience counts evaluations and not the rows between them.
         cases = {d.name: [{s.metric for s in case} for case in d.cases] for d in detectors}
-        self._triggers = {name: [{*filter(is_sparse, metrics)} or metrics for metrics in each]
-                          for name, each in cases.items()}  # fmt: skip
+        self._triggers = {
+            name: [{*filter(is_sparse, metrics)} or metrics for metrics in each]
+            for name, each in cases.items()
+        }
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
         """Take one row of numbers by their logged names and return the new events, usually none.
@@ -71,21 +92,31 @@ class Engine:
         self.step = next(steps, self.step + 1)
         values = self._with_derived(canonical(numbers))
         values |= {name: numbers[name] for name in self._own_names if name in numbers}
+
         for name, value in values.items():
             if is_finite(value):
                 self._track(name).add(value, self.step)
+
         is_share = "eval/reward" not in numbers  # whose noise is not that of coin tosses
         if is_share and values.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
             self.tracks["heldout"].trials = values["heldout_problems"]
+
         return [event for d in self.detectors for event in self._check(d, values.keys())]
 
     def blind(self) -> dict[str, tuple[str, ...]]:
         """Detectors that cannot run -> the metrics that the case nearest to running lacks."""
         missing = {
-            d.name: [tuple(s.metric for s in case if s.metric not in self.tracks
-                           and not (s.optional or s.moved == "absent")) for case in d.cases]
+            d.name: [
+                tuple(
+                    s.metric
+                    for s in case
+                    if s.metric not in self.tracks and not (s.optional or s.moved == "absent")
+                )
+                for case in d.cases
+            ]
             for d in self.detectors
-        }  # fmt: skip
+        }
+
         fewest = {name: min(cases, key=len) for name, cases in missing.items()}
         return {name: metrics for name, metrics in fewest.items() if metrics}
 
@@ -108,15 +139,20 @@ class Engine:
     def ending(self) -> list[Event]:
         """Stops that the last rows show for half of their patience, if the run ends here; the
         state stays as it is."""
-        kept, events = self.counts, []
+        kept = self.counts
+        events = []
         self.counts = deepcopy(kept)
+
         for detector in self.detectors:
             count = self.counts[detector.name]
             enough = int(self.settings.patience * detector.fatal_patience / 2)
+
             k, num = max(enumerate(count.fatal), key=lambda each: each[1], default=(0, 0))
             if count.severity != "stop" and 0 < num >= enough:
-                count.severity, case = "stop", detector.cases[k]
+                count.severity = "stop"
+                case = detector.cases[k]
                 events.append(self._event(detector, case, self._scale_of(case, WARN) or 0))
+
         self.counts = kept
         return events
 
@@ -137,37 +173,48 @@ class Engine:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.step, self.tracks = state["step"], {}
+        self.step = state["step"]
+        self.tracks = {}
+
         for name, kept in state["tracks"].items():
             self._track(name).load_state(kept)
+
         self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
     def _with_derived(self, values: dict[str, float]) -> dict[str, float]:
         broken = sum(not is_finite(values[name]) for name in MUST_BE_FINITE & values.keys())
         skipped = values.get("skipped", 0.0) > 0
+
         out = values | {"nonfinite": float(broken + skipped)}
         if "zero_signal" not in values and "reward" in values:
             out["zero_signal"] = float(self._is_silent(values))
+
         if out.get("zero_signal", 0.0) >= SILENT:
             # Its update is zero, or that of the KL term: no measure of what is usual.
             for name in ("grad_norm", "update_rms", "dead_blocks"):
                 out.pop(name, None)
+
         if "update_rms" in out and values.get("lr", 0.0) > 0:
             out["update_ratio"] = values["update_rms"] / values["lr"]
+
         if "greedy" in values:
             correct = self.window("correct")
             sampled = values.get("sampled", correct.now if correct else None)
             if sampled is not None:
                 out["greedy_gap"] = abs(values["greedy"] - sampled)
+
         return out
 
     def _is_silent(self, values: Mapping[str, float]) -> bool:
         """Whether a batch had no signal, in a log without the share of such groups."""
         if "reward_std" in values:
             return values["reward_std"] <= NOTHING
-        track, gradient = self.tracks.get("reward"), values.get("grad_norm")
+
+        track = self.tracks.get("reward")
+        gradient = values.get("grad_norm")
         if track is None or not track.recent or track.recent[-1] != values["reward"]:
             return False
+
         # The same mean to the last digit: where a failure is paid, or without a gradient.
         return values["reward"] <= 0 or (gradient is not None and gradient <= NOTHING)
 
@@ -178,14 +225,18 @@ class Engine:
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
-            sparse, settings = is_sparse(name), self.settings
+            sparse = is_sparse(name)
+            settings = self.settings
             size = (1, 1) if sparse else (settings.warmup, settings.window)
             self.tracks[name] = Track(*size, pooled=sparse and bool(METRICS[name].names))
+
         return self.tracks[name]
 
     def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
         """Count this row for or against each case of a detector; return an event on a change."""
-        count, triggers = self.counts[detector.name], self._triggers[detector.name]
+        count = self.counts[detector.name]
+        triggers = self._triggers[detector.name]
+
         due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
         for k in due:
             case = detector.cases[k]
@@ -194,25 +245,33 @@ class Engine:
             fatal = None if scale is None else next(shown, None)
             count.present[k] = 0 if scale is None else count.present[k] + 1
             count.fatal[k] = 0 if fatal is None else count.fatal[k] + 1
+
             severity = self._new_severity(detector, count, k)
             if severity and scale is not None:
-                count.severity, count.quiet = severity, 0
+                count.severity = severity
+                count.quiet = 0
                 return [self._event(detector, (*case, *(fatal or ())), scale)]
+
         if not due or count.severity == "clear":
             return []
+
         if count.severity == "stop":
             lasts = any(self._is_shown(case, 0, 0.0) for case in detector.cases)
         else:
             lasts = any(count.present)
+
         count.quiet = 0 if lasts else count.quiet + 1
         rows = CLEAR * self.settings.patience
         if any(is_sparse(name) and name != "nonfinite" for name in triggers[due[0]]):
             rows = CLEAR_SPARSE * max(self.settings.patience * detector.patience, 1)
+
         if count.quiet >= rows:
             # Where longer windows still remember it, a stop becomes a warning first.
             left = next((case for case, num in zip(detector.cases, count.present) if num), ())
-            count.severity, count.quiet = ("warn" if left else "clear"), 0
+            count.severity = "warn" if left else "clear"
+            count.quiet = 0
             return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
+
         return []
 
     def _new_severity(self, detector: Detector, count: "Counts", k: int) -> Severity | None:
@@ -222,10 +281,12 @@ class Engine:
             max(share, least) * self.settings.patience
             for share in (detector.patience, detector.fatal_patience)
         )
+
         if count.severity != "stop" and 0 < count.fatal[k] >= fatal_patience:
             return "stop"
         if count.severity == "clear" and 0 < count.present[k] >= patience:
             return "warn"
+
         return None
 
     def _scale_of(self, case: Case, caution: float) -> int | None:
@@ -240,27 +301,42 @@ class Engine:
         track = self.tracks.get(symptom.metric)
         if track is None or symptom.moved == "absent":
             return track is None and (symptom.optional or symptom.moved == "absent")
-        window, noise = self.window(symptom.metric, scale), self.settings.noise * caution
+
+        window = self.window(symptom.metric, scale)
+        noise = self.settings.noise * caution
+
         return window is not None and symptom.is_present(window, noise * length_factor(track))
 
     def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
         onsets: list[int | None] = []
+
         oldest: list[int] = []  # steps, for symptoms that were all there from the start
         for symptom in symptoms:
             window = self.window(symptom.metric, scale)
             if window is not None:
-                name, is_level = symptom.metric, symptom.moved in ("above", "below")
+                name = symptom.metric
+                is_level = symptom.moved in ("above", "below")
                 before = None if is_level else window.reference(symptom.since)
                 since = None if before is None else symptom.since
-                found = Evidence(metric=name, since=since, before=before, now=window.now)
+
+                found = Evidence(
+                    metric=name,
+                    since=since,
+                    before=before,
+                    now=window.now,
+                )
+
                 seen.setdefault(name, found)
                 onsets.append(symptom.onset(window))
                 oldest += window.track.steps[:1] if is_level else []
+
         count = self.counts[detector.name]
+
         # A stop begins no later than the warning before it.
         onsets.append(count.began if symptoms else None)
         count.began = min([s for s in onsets if s is not None] or oldest, default=None)
+
         return Event(
             step=self.step,
             detector=detector.name,

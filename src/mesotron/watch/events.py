@@ -20,11 +20,14 @@ class Evidence:
     now: float
 
     def text(self) -> str:
-        name, before, now = self.metric.replace("_", " "), self.before, self.now
+        name = self.metric.replace("_", " ")
+        before = self.before
+        now = self.now
         if before is None:
             return f"{name} {now:.3g}"
         if self.metric in ("length", "grad_norm", "entropy", "step_time") and before > 0:
             return f"{name} x{now / before:.2g}"
+
         return f"{name} {before:.3g} to {now:.3g}"
 
 
@@ -63,8 +66,10 @@ class Event:
         where = f"step {self.step} {self.severity}, {self.detector.replace('_', ' ')}"
         if self.severity == "clear":
             return f"{where}: no longer present"
+
         evidence = ", ".join(item.text() for item in self.evidence)
         text = f"{where}: {self.diagnosis}{f' ({evidence})' if evidence else ''}"
+
         return f"{text}; {self.remedy}" if with_remedy else text
 
 
@@ -90,14 +95,17 @@ class Action:
     def from_record(cls, record: Mapping[str, Any]) -> "Action":
         values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         values |= {key: tuple(x) for key, x in values.items() if isinstance(x, list)}
+
         wrong = f"not a guard action (it needs a step and a reason): {record}"
         try:
             action = cls(**values)
             action.sentence()  # reads what it changed
         except (KeyError, TypeError) as error:
             raise ValueError(wrong) from error
+
         if not (isinstance(action.step, int) and isinstance(action.checkpoint, int | None)):
             raise ValueError(wrong)
+
         return action
 
     def sentence(self) -> str:
@@ -106,6 +114,7 @@ class Action:
         changed = [f"{c['field']} {_text(c['old'])} to {_text(c['new'])}" for c in self.changes]
         refused = [f"{c['field']} not changed: {c['why']}" for c in self.refused]
         head = f"step {self.step} {self.action}{where}: {self.reason}"
+
         return "; ".join([head, *changed, *refused])
 
 

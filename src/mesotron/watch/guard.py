@@ -45,6 +45,7 @@ class Monitor:
         self.rows.append(row)
         new = self.engine.update(row)
         self.events += new
+
         return new
 
     def _judged(self, row: Row) -> Row:
@@ -53,13 +54,21 @@ class Monitor:
         scores = sources(row).get("heldout")
         if not scores:
             return row
+
         names = {key for key in row if re.fullmatch(r"eval[/_].+_runtime", key)}
         self.judged = self.judged or {*scores, *names}
         other = scores if names - self.judged else [key for key in scores if key not in self.judged]
+
         return {key: x for key, x in row.items() if key not in other}
 
     def diagnosis(self, notes: Sequence[str] = ()) -> Diagnosis:
-        return diagnose(self.rows, self.engine, self.events, notes, self.actions)
+        return diagnose(
+            self.rows,
+            self.engine,
+            self.events,
+            notes,
+            self.actions,
+        )
 
     def save(self, step: int) -> None:
         self.snapshots[step] = self.engine.state()
@@ -73,15 +82,18 @@ class Monitor:
         """Rebuild the state from the rows and actions of a run, and its existing checkpoints."""
         past = list(history)
         restored = [item.checkpoint for item in past if isinstance(item, Action)]
+
         to_save = sorted({*checkpoints, *(step for step in restored if step is not None)})
         for item in past:
             step = item.step if isinstance(item, Action) else int(item["step"])
             while to_save and to_save[0] < step:  # it was written after the rows of its step
                 self.save(to_save.pop(0))
+
             if isinstance(item, Action):
                 self.add_action(item)
             else:
                 self.update(item)
+
         for step in to_save:
             self.save(step)
 
@@ -92,9 +104,11 @@ class Monitor:
                 f"a rollback from step {action.step} to {action.checkpoint} does not go back: "
                 "events.jsonl belongs to another run"
             )
+
         self.actions.append(action)
         if action.checkpoint is None:
             return
+
         self.restore(action.checkpoint)
         if any(change["field"] == TWO_PART.field for change in action.changes):
             # Another reward has another scale: no snapshot may compare the two.
@@ -109,7 +123,9 @@ class LoopWatch:
     it, and keeps the first event that must stop the run."""
 
     def __init__(self, run: RunFolder, guard: str, say: Callable[[str], None]) -> None:
-        self.run, self.guard, self.say = run, guard, say
+        self.run = run
+        self.guard = guard
+        self.say = say
         self.monitor = Monitor()
         self.stopped_by: Event | None = None
 
@@ -123,6 +139,7 @@ class LoopWatch:
             self.run.append("events", event.record())
             if self.guard != "off":
                 self.say(event.sentence())
+
             if self.guard == "stop" and event.severity == "stop":
                 self.stopped_by = self.stopped_by or event
 
@@ -140,8 +157,16 @@ def choose_event(
     """The event to act on: the first fatal one that is not harmless and as likely to be right as
     the guard must be; an uncertain one is only reported."""
     harmless = {detector.name for detector in detectors if detector.harmless}
-    return next((e for e in events if e.severity == "stop" and e.detector not in harmless
-                 and (e.confidence is None or e.confidence >= precision)), None)  # fmt: skip
+    return next(
+        (
+            e
+            for e in events
+            if e.severity == "stop"
+            and e.detector not in harmless
+            and (e.confidence is None or e.confidence >= precision)
+        ),
+        None,
+    )
 
 
 def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int]) -> int | None:
@@ -154,6 +179,7 @@ def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int])
         healthy = [step for step in known if onset is not None and step < max(onset, 1)]
         if healthy:
             return max([step for step in healthy if step <= good] or healthy)
+
     return None
 
 
@@ -165,13 +191,17 @@ def last_good_evaluation(monitor: Monitor) -> float:
         score = canonical({key: x for key, x in row.items() if is_number(x)}).get("heldout")
         while scores and scores[-1][0] >= row["step"]:  # a rollback repeats steps
             scores.pop()
+
         if score is not None:
             scores.append((int(row["step"]), score))
+
     best = max((score for _, score in scores), default=0.0)
     problems = monitor.engine.tracks["heldout"].trials if scores else None
+
     # Twice the standard error of a difference, at most; a tenth where the problems are not known.
     noise = (2 / problems) ** 0.5 if problems else abs(best) / 10
     good = [step for step, score in scores if score >= best - noise]
+
     return good[-1] if good and good[-1] < scores[-1][0] else float("inf")
 
 
@@ -188,6 +218,7 @@ def why_give_up(
         return f"{name}, and checkpoints are off, so there is nothing to go back to"
     if checkpoint is None:
         return f"{name} began at step {event.began}, and no earlier checkpoint is left"
+
     return ""
 
 
@@ -200,9 +231,12 @@ def prescribe(changes: Sequence[Change], number: int, smaller: Change) -> tuple[
             change = replace(change, value=change.value**number)
         elif change.act == "at_least":
             change = replace(change, value=change.value * 2 ** (number - 1))
+
         remedy.append(smaller if change.field == smaller.field else change)
+
     if number > 1 and smaller not in remedy:
         remedy.append(smaller)
+
     return tuple(remedy)
 
 

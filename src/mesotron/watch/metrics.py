@@ -44,9 +44,18 @@ _UNITS: dict[str, Convert] = {
     "token_mult_prob_error": lambda x: math.log(x) if x > 0 else math.nan,  # mean of exp(abs gap)
     **dict.fromkeys(("baseline_reward/pct_0", "baseline_reward/pct_1"), lambda x: x / 100),
     # The entropy or its negative, and signed estimates.
-    **dict.fromkeys(("entropy_loss", "actor/entropy_loss", "optim/kl_sample_train_v1", "vllm_kl",
-                     "rollout_corr/kl", "rollout_correction/kl"), abs),
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "entropy_loss",
+            "actor/entropy_loss",
+            "optim/kl_sample_train_v1",
+            "vllm_kl",
+            "rollout_corr/kl",
+            "rollout_correction/kl",
+        ),
+        abs,
+    ),
+}
 
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 STEP_NAMES = tuple(_WORDS["steps"].split())
@@ -55,9 +64,15 @@ MAX_NAME = 500
 _PHASES, _EVALUATION, _NEUTRAL, _REWARD_WORDS, _NOT_REWARD, _NOT_HELDOUT, _STATISTICS = (
     frozenset(_WORDS[key].split())
     for key in (
-        "phases", "evaluation", "neutral", "reward", "not_reward", "not_heldout", "statistics"
+        "phases",
+        "evaluation",
+        "neutral",
+        "reward",
+        "not_reward",
+        "not_heldout",
+        "statistics",
     )
-)  # fmt: skip
+)
 _HELDOUT = _WORDS["heldout"].split()
 
 
@@ -92,13 +107,17 @@ def canonical(row: Row) -> dict[str, float]:
         values = [convert(row[key]) if convert else row[key] for key, convert in keys]
         if name in _PARTS:  # TRL logs NaN for a reward function that judged no completion
             values = [value for value in values if math.isfinite(value)]
+
         if values:
             largest = METRICS[name].combine == "max"
             out[name] = max(values) if largest else sum(values) / len(values)
+
     if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
         out.pop("loss", None)
+
     if {"min_reward", "mean_reward", "max_reward", "margin"} <= row.keys():
         out.pop("reward", None)  # TRL's reward model: its scale is free
+
     return _derive(out) if {"mixed", "sequence_length", "all_wrong"} & out.keys() else out
 
 
@@ -110,10 +129,13 @@ def _derive(values: dict[str, float]) -> dict[str, float]:
         values |= {name: count / total for name, count in counts.items()}
     elif max(counts.values()) > 1:  # counts, out of an unknown number
         values = {name: value for name, value in values.items() if name not in counts}
+
     if "mixed" in values and "zero_signal" not in values:
         values["zero_signal"] = 1 - values["mixed"]
+
     if "sequence_length" in values and "prompt_length" in values and "length" not in values:
         values["length"] = values["sequence_length"] - values["prompt_length"]
+
     return values
 
 
@@ -127,10 +149,12 @@ def standard_row(row: Row) -> dict[str, float]:
     used = sources(row)
     foreign = {name for name, keys in used.items() if not _NATIVE & set(keys)}
     taken = {key for name in foreign for key in used[name] if key not in _NATIVE}
+
     out = {plain_name(key): value for key, value in row.items() if key not in taken}
     for name, value in canonical(row).items():
         if name in foreign or name not in used:
             out.setdefault(_STANDARD[name], value)
+
     return out
 
 
@@ -153,6 +177,7 @@ def _sources(names: tuple[str, ...]) -> dict[str, list[tuple[str, Convert | None
                 best[name] = (rank, [])
             if rank == best[name][0]:
                 best[name][1].append((key, convert))
+
     return {name: keys for name, (_, keys) in best.items()}
 
 
@@ -162,8 +187,14 @@ def guess_reward(names: Iterable[str]) -> list[str]:
     found = sources(names)
     if "reward" in found:
         return []
-    parts = [key for key in names if {"reward", "score"} & _words(key) and not _is_evaluation(key)
-             and not _words(key) & (_STATISTICS | _NOT_REWARD)]  # fmt: skip
+
+    parts = [
+        key
+        for key in names
+        if {"reward", "score"} & _words(key)
+        and not _is_evaluation(key)
+        and not _words(key) & (_STATISTICS | _NOT_REWARD)
+    ]
     return found.get("correct", []) or parts
 
 
@@ -172,11 +203,19 @@ def suggest_names(unknown: Iterable[str], metric: str = "reward") -> list[str]:
     known = {word for rule in _RULES if rule.metric == metric for word in rule.needs[0]}
     known |= {word for name in METRICS[metric].names for word in _words(name)}
     known -= _NEUTRAL | _REWARD_WORDS
+
     scores = {
-        key: max((difflib.SequenceMatcher(None, word[:40], other).ratio()
-                  for word in list(_words(key))[:20] for other in known), default=0.0)
+        key: max(
+            (
+                difflib.SequenceMatcher(None, word[:40], other).ratio()
+                for word in list(_words(key))[:20]
+                for other in known
+            ),
+            default=0.0,
+        )
         for key in list(unknown)[:500]
-    }  # fmt: skip
+    }
+
     close = [key for key, score in scores.items() if score >= 0.6]
     return sorted(close, key=lambda key: -scores[key])[:3]
 
@@ -186,17 +225,21 @@ def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
     """The metrics that a logged name stands for, with the rank of the source (0 is best)."""
     if len(key) > MAX_NAME:
         return ()
+
     plain = plain_name(key)
     ranks = dict(_LISTED_NAMES.get(plain.lower(), ()))
     for name, rank, pattern in _PATTERNS:
         if rank < ranks.get(name, _LISTED) and pattern.fullmatch(plain):
             ranks[name] = rank
+
     if plain.lower().rpartition("/")[2] in _STATISTICS:  # rewards/my_format/std
         ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
+
     ranks.pop("correct" if "formatted" in ranks else "", None)  # rewards/correct_format/mean
     ranks = ranks or _by_words(key)
     is_percent = _words(key) & {"pct", "percent", "percentage"}
     unit = _UNITS.get(plain.lower()) or ((lambda x: x / 100) if is_percent else None)
+
     return tuple((name, rank, unit) for name, rank in ranks.items())
 
 
@@ -207,19 +250,24 @@ def _by_words(key: str) -> dict[str, int]:
         scored = any(word.startswith(("mean@", "avg@", "pass@")) for word in words)
         if (place is None and not scored) or {x.partition("@")[0] for x in words} & _NOT_HELDOUT:
             return {}
+
         # Accuracy before reward; names of several problem sets are averaged.
         return {"heldout": _LISTED + 50 * (place is not None and place >= _HELDOUT.index("score"))}
+
     for rule in _RULES:
-        rest, rank = set(words), _LISTED
+        rest = set(words)
+        rank = _LISTED
         for options in rule.needs:
             place = next((k for k, word in enumerate(options) if word in words), None)
             if place is None:
                 break
+
             rank += 20 * place if options is rule.needs[0] else 0
             rest -= set(options)
         else:
             if rest <= rule.also:
                 return {rule.metric: rank + len(rest)}
+
     return {}
 
 
@@ -232,12 +280,17 @@ def _words(key: str) -> frozenset[str]:
     """The words of a name, singular: `rewardsAvg` and `rewards / avg` are reward and avg."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain_name(key[:MAX_NAME]))
     words = (word for word in re.split(r"[^a-z0-9@]+", spaced.lower()) if word)
+
     return frozenset(
-        word[:-3] + "y" if word.endswith("ies")
-        else word[:-2] if word.endswith("sses")
-        else word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2
-        else word for word in words
-    )  # fmt: skip
+        word[:-3] + "y"
+        if word.endswith("ies")
+        else word[:-2]
+        if word.endswith("sses")
+        else word[:-1]
+        if word.endswith("s") and not word.endswith("ss") and len(word) > 2
+        else word
+        for word in words
+    )
 
 
 def plain_name(key: str) -> str:
@@ -245,6 +298,7 @@ def plain_name(key: str) -> str:
     plain = key.rsplit(" - ", 1)[-1].strip()
     if " " in plain:  # a notebook's table
         plain = re.sub(r"\s*/\s*", "/", plain).replace(" ", "_")
+
     plain = plain.removeprefix("train-")
     while True:
         phase, slash, rest = plain.partition("/")

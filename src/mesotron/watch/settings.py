@@ -37,14 +37,17 @@ def apply(
 ) -> tuple[Records, Records]:
     """Apply a remedy as far as the trainer can, or else make the steps smaller; returns the changes
     and refusals of an `Action`."""
-    changes, refused = [], []
+    changes = []
+    refused = []
     for change in remedy:
         if why := obstacle(change, settings.get(change.field)):
             refused.append({"field": change.field, "why": why})
         else:
             changes.append(_write(change, settings[change.field]))
+
     if not changes:
         changes.append(_write(smaller, settings[smaller.field]))
+
     return tuple(changes), tuple(refused)
 
 
@@ -52,16 +55,23 @@ def obstacle(change: Change, setting: Setting | None) -> str | None:
     """Why a change cannot be made or would change nothing; None if it can be made."""
     if setting is None:
         return "it cannot be changed during a run"
+
     why = setting.obstacle()
     if why is None and change.applied_to(setting.read()) == setting.read():
         return "it has that value already"
+
     return why
 
 
 def _write(change: Change, setting: Setting) -> dict[str, Any]:
     old = setting.read()
     setting.write(change.applied_to(old))
-    return {"field": change.field, "old": old, "new": setting.read()}
+
+    return {
+        "field": change.field,
+        "old": old,
+        "new": setting.read(),
+    }
 
 
 def settings_of(trainer: Any) -> Settings:
@@ -100,16 +110,20 @@ def set_temperature(trainer: Any, temperature: float) -> None:
     from trl.trainer.utils import add_fused_lm_head
 
     trainer.temperature = temperature
+
     if trainer.use_vllm:
         trainer.vllm_generation.temperature = temperature
     else:
         trainer.generation_config.temperature = temperature
         trainer.generation_kwargs["temperature"] = temperature
+
     # TRL builds the temperature into the head that computes log-probabilities; the newest wins.
-    model, reference = trainer.model, trainer.ref_model
+    model = trainer.model
+    reference = trainer.ref_model
     model = model.get_base_model() if has_adapters(model) else model
     cast = trainer.args.cast_lm_head_to_fp32
     add_fused_lm_head(model, temperature, cast, outputs=("log_probs", "entropy"))
+
     if reference is not None and "forward" in vars(reference):  # it has such a head itself
         add_fused_lm_head(reference, temperature, cast)
 
@@ -138,6 +152,7 @@ def scale_rates(trainer: Any, factor: float) -> None:
         for key in ("lr", "initial_lr"):
             if key in group:
                 group[key] *= factor
+
     scheduler = _plain_scheduler(trainer)
     for name in ("base_lrs", "_last_lr"):
         if name in vars(scheduler):  # ReduceLROnPlateau has no base rates
@@ -149,9 +164,11 @@ def schedule_rise(trainer: Any, first: int, now: int, last: int) -> float:
     scheduler = _plain_scheduler(trainer)
     if not isinstance(scheduler, LambdaLR) or not first < now < last:
         return 1.0  # any other schedule counts as constant
+
     shape = scheduler.lr_lambdas[0]
     past = sum(map(shape, range(first, now))) / (now - first)
     future = sum(map(shape, range(now, last))) / (last - now)
+
     return future / past if past > 0 else 1.0
 
 
@@ -169,8 +186,11 @@ class RestoresPolicy(Protocol):
 def roll_back(trainer: Any, checkpoint: Path) -> None:
     """Restore weights and optimizer from a checkpoint. Nothing else is rewound: learning rates and
     files stay as they are, and a Trainer's loop cannot go back from inside."""
-    rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
-             for group in trainer.optimizer.param_groups]  # fmt: skip
+    rates = [
+        {key: group[key] for key in ("lr", "initial_lr") if key in group}
+        for group in trainer.optimizer.param_groups
+    ]
+
     restorer: Any = trainer
     if isinstance(restorer, RestoresPolicy):
         restorer.restore_policy(checkpoint)
@@ -178,8 +198,10 @@ def roll_back(trainer: Any, checkpoint: Path) -> None:
         trainer._load_from_checkpoint(str(checkpoint))
         state = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
         trainer.optimizer.load_state_dict(state)
+
     for group, kept in zip(trainer.optimizer.param_groups, rates, strict=True):
         group.update(kept)
+
     if is_grpo(trainer):
         trainer._buffered_inputs = None  # drops samples of the failed policy: TRL samples again
 
@@ -190,13 +212,16 @@ def check_rollback(trainer: Any, tries: int) -> None:
         raise ValueError("guard='rollback' needs the trainer: Watch('rollback', trainer=trainer)")
     if tries < 1:
         raise ValueError(f"tries {tries} must be at least 1; or use guard='stop'")
-    is_fsdp, why = trainer.is_fsdp_enabled, ""
+
+    is_fsdp = trainer.is_fsdp_enabled
+    why = ""
     if trainer.is_deepspeed_enabled or (is_fsdp and not trainer.accelerator.is_fsdp2):
         why = "cannot restore the flat shards of DeepSpeed and FSDP1: use FSDP2, data parallelism,"
     elif trainer.args.save_only_model:
         why = "needs the optimizer state: turn save_only_model off,"
     elif is_fsdp and not isinstance(trainer, RestoresPolicy):
         why = "needs unsharded checkpoints under FSDP: use mesotron.GRPOTrainer,"
+
     if why:
         raise ValueError(f"guard='rollback' {why} or guard='stop'")
 
@@ -205,6 +230,12 @@ def complete_checkpoints(root: Path) -> set[int]:
     """Steps of the checkpoints in a Trainer's output folder that a rollback can use: those with a
     manifest must match it, others must have their last file."""
     found = {each.step: each.path for each in list_checkpoints(root)}
-    return {step for step, path in found.items() if (
-        damage(path) is None if (path / MANIFEST).exists()
-        else (path / "trainer_state.json").exists())}  # fmt: skip
+    return {
+        step
+        for step, path in found.items()
+        if (
+            damage(path) is None
+            if (path / MANIFEST).exists()
+            else (path / "trainer_state.json").exists()
+        )
+    }

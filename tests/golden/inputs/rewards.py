@@ -7,6 +7,7 @@ def even(completions, **_):
     for text in completions:
         digits = [int(letter) for letter in text if letter.isdigit()]
         scores.append(sum(digit % 2 == 0 for digit in digits) / max(len(digits), 1))
+
     return scores
 
 
@@ -16,4 +17,5 @@ def close(completions, gold, **_):
     for text, answer in zip(completions, gold, strict=True):
         digits = "".join(letter for letter in text if letter.isdigit())[-3:]
         scores.append(1 / (1 + abs(int(digits or 999) - int(answer))))
+
     return scores

@@ -12,7 +12,11 @@ from mesotron.optim.routing.command import load_on_meta, run
 
 transformers = pytest.importorskip("transformers")
 
-TINY = {**GQA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+TINY = {
+    **GQA,
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+}
 
 
 @pytest.fixture
@@ -23,11 +27,18 @@ def folder(tmp_path):
 
 def test_prints_the_table_and_writes_json(folder, capsys):
     out = folder / "table.json"
-    config = RouteConfig(model=str(folder), optim="muon_sgd", per_head=True, out=out)
+    config = RouteConfig(
+        model=str(folder),
+        optim="muon_sgd",
+        per_head=True,
+        out=out,
+    )
+
     assert run(config) == 0
     text = capsys.readouterr().out
     assert "model.layers.{0..1}.self_attn.k_proj.weight" in text
     assert "optimizer state" in text
+
     rows = {row["name"]: row for row in json.loads(out.read_text())}
     assert rows["model.layers.1.self_attn.o_proj.weight"]["view"] == "cols:4"
     assert rows["lm_head.weight"]["rule"] == "sgd"
@@ -38,9 +49,11 @@ def test_config_file_overrides_and_lora(folder, capsys):
         model=str(folder / "config.json"), optim="pion", override=("*mlp*lora_B*=muon",), lora=4
     )
     assert run(config) == 0
+
     lines = capsys.readouterr().out.splitlines()
     rule = {line.split()[0]: line.split()[3] for line in lines if "lora_" in line}
     stem = "base_model.model.model.layers.{0..1}."
+
     assert rule[stem + "self_attn.q_proj.lora_B.default.weight"] == "pion"
     assert rule[stem + "mlp.up_proj.lora_B.default.weight"] == "muon"
     assert rule[stem + "mlp.up_proj.lora_A.default.weight"] == "adamw"
@@ -54,6 +67,7 @@ def test_unnamed_architecture_falls_back_to_the_language_model_without_weights(f
     fields = {**TINY, "architectures": ["os", "torch", "AutoConfig"]}
     (folder / "config.json").write_text(json.dumps(fields))
     model = load_on_meta(str(folder))
+
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert all(param.is_meta for param in model.parameters())
 
@@ -74,8 +88,10 @@ def test_unnamed_architecture_falls_back_to_the_language_model_without_weights(f
 def test_broken_configs_give_one_line(tmp_path, content, match):
     path = tmp_path / "config.json"
     path.write_text(content)
+
     with pytest.raises(ValueError, match=match) as caught:
         run(RouteConfig(model=str(path)))
+
     assert "\n" not in str(caught.value)
     assert ". " not in str(caught.value)
     assert "trust_remote_code" not in str(caught.value)

@@ -24,25 +24,70 @@ pytestmark = pytest.mark.filterwarnings(
 
 ONE = {"num_hidden_layers": 1}
 NEOX = {**FOUR_HEADS, **ONE}
-GPT = {"vocab_size": 96, "n_embd": 16, "n_head": 4, "n_layer": 1}
-SMALL = {"vocab_size": 96, "hidden_size": 16, **ONE, "num_attention_heads": 4}
+GPT = {
+    "vocab_size": 96,
+    "n_embd": 16,
+    "n_head": 4,
+    "n_layer": 1,
+}
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 16,
+    **ONE,
+    "num_attention_heads": 4,
+}
 FALCON = {**SMALL, "alibi": False, "bias": False}
 FUSED = {
     "gpt2": ("GPT2LMHeadModel", GPT),
-    "phi3": ("Phi3ForCausalLM", {**GQA, **ONE, "pad_token_id": 0}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            **GQA,
+            **ONE,
+            "pad_token_id": 0,
+        },
+    ),
     "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
-    "bloom": ("BloomForCausalLM", {"vocab_size": 96, "hidden_size": 16, "n_layer": 1, "n_head": 4}),
+    "bloom": (
+        "BloomForCausalLM",
+        {
+            "vocab_size": 96,
+            "hidden_size": 16,
+            "n_layer": 1,
+            "n_head": 4,
+        },
+    ),
     "falcon_groups": (
         "FalconForCausalLM",
-        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+        {
+            **FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+        },
     ),
     "falcon_one_key": ("FalconForCausalLM", {**FALCON, "multi_query": True}),
     "falcon_heads": ("FalconForCausalLM", {**FALCON, "multi_query": False}),
-    "codegen": ("CodeGenForCausalLM", {**GPT, "n_embd": 32, "n_head": 8, "rotary_dim": 4}),
+    "codegen": (
+        "CodeGenForCausalLM",
+        {
+            **GPT,
+            "n_embd": 32,
+            "n_head": 8,
+            "rotary_dim": 4,
+        },
+    ),
     "bigcode_heads": ("GPTBigCodeForCausalLM", {**GPT, "multi_query": False}),
     "bigcode_one_key": ("GPTBigCodeForCausalLM", {**GPT, "multi_query": True}),
     "persimmon": ("PersimmonForCausalLM", NEOX),
-    "mpt": ("MptForCausalLM", {"vocab_size": 96, "d_model": 16, "n_heads": 4, "n_layers": 1}),
+    "mpt": (
+        "MptForCausalLM",
+        {
+            "vocab_size": 96,
+            "d_model": 16,
+            "n_heads": 4,
+            "n_layers": 1,
+        },
+    ),
     "modernbert": ("ModernBertForMaskedLM", {**NEOX, "pad_token_id": 0}),
 }
 # Which of the three blocks of the view are query, key and value; CodeGen stores the value second.
@@ -59,6 +104,7 @@ def real_model(model: str, fields: dict) -> nn.Module:
                 param.zero_()
             elif param.ndim > 1:
                 param.normal_(std=0.4)
+
     return built
 
 
@@ -71,12 +117,15 @@ def run_without(model: nn.Module, name: str, view: str, part: int | None = None)
     """The output with one part of a parameter zeroed; the parameter is restored."""
     param = dict(model.named_parameters())[name]
     before = param.detach().clone()
+
     blocks = [cut for w in View.parse(view).windows(param.data) for cut in w.strided.unbind(1)]
     for i, block in enumerate(blocks):
         if part is None or i == part:
             block.zero_()
+
     output = run(model)
     param.data.copy_(before)
+
     return output
 
 
@@ -90,12 +139,14 @@ def only(table, role: str):
 def test_fused_query_key_value(name: str):
     model = real_model(*FUSED[name])
     table = route(model)
-    fused, output = only(table, "attention qkv"), only(table, "attention o")
+    fused = only(table, "attention qkv")
+    output = only(table, "attention o")
     query, key, value = (
         run_without(model, fused.name, fused.view, i) for i in ORDER.get(name, (0, 1, 2))
     )
     torch.testing.assert_close(query, key)
     torch.testing.assert_close(value, run_without(model, output.name, output.view))
+
     assert (query - run(model)).abs().max() > 1e-3
     assert (query - value).abs().max() > 1e-3
 
@@ -105,14 +156,19 @@ def test_heads_refine_the_fused_parts(name: str):
     """Every per-head block lies inside exactly one of the query, key and value blocks."""
     with torch.device("meta"):
         model = construct(*FUSED[name])
+
     whole, heads = (only(route(model, per_head=x), "attention qkv") for x in (False, True))
-    parts, blocks = torch.zeros(whole.shape), torch.zeros(heads.shape)
+    parts = torch.zeros(whole.shape)
+
+    blocks = torch.zeros(heads.shape)
     for tensor, view in ((parts, whole.view), (blocks, heads.view)):
         cuts = [cut for w in View.parse(view).windows(tensor) for cut in w.strided.unbind(1)]
         for i, cut in enumerate(cuts):
             cut.fill_(i)
+
     for head in blocks.unique():
         assert parts[blocks == head].unique().numel() == 1
+
     assert blocks.unique().numel() > parts.unique().numel() == 3
 
 
@@ -133,9 +189,11 @@ def test_fused_gate_and_up(model, fields, fused, down, parts):
     table = route(built)
     pair = next(row for row in table if fused in row.name and "bias" not in row.name)
     last = next(row for row in table if down in row.name and "bias" not in row.name)
+
     silent = run_without(built, last.name, last.view)
     for part in parts:
         torch.testing.assert_close(run_without(built, pair.name, pair.view, part), silent)
+
     assert (silent - run(built)).abs().max() > 1e-3
 
 
@@ -144,10 +202,13 @@ def test_gated_query_of_qwen3_next():
     fields = {**MOE, **ONE, "layer_types": ["full_attention"]}
     model = real_model("Qwen3NextForCausalLM", fields)
     table = route(model)
-    query, key = only(table, "attention q"), only(table, "attention k")
+    query = only(table, "attention q")
+    key = only(table, "attention k")
+
     assert query.view == "rows:4%2"
     without_query = run_without(model, query.name, query.view, 0)
     torch.testing.assert_close(without_query, run_without(model, key.name, key.view))
+
     assert (without_query - run_without(model, query.name, query.view, 1)).abs().max() > 1e-3
 
 
@@ -159,6 +220,7 @@ def test_latent_attention_of_deepseek():
     silent = run_without(model, only(table, "attention o").name, "whole")
     rows = [row for row in table if row.role == "attention kv"]
     expand, squeeze = sorted(rows, key=lambda row: row.name, reverse=True)
+
     assert (expand.view, squeeze.view) == ("rows:4%8+6", "rows:12+4")
     torch.testing.assert_close(run_without(model, expand.name, expand.view, 1), silent)
     assert (run_without(model, expand.name, expand.view, 0) - silent).abs().max() > 1e-3

@@ -38,32 +38,78 @@ def make_groups():
         return torch.nn.Parameter(torch.randn(*shape, generator=generator).to(DEVICE))
 
     return [
-        {"params": [p(48, 80), p(80, 48), p(144, 160)], "rule": "muon", "name": "whole"},
-        {"params": [p(64, 48)], "rule": "muon", "view": "rows:4", "name": "rows"},
-        {"params": [p(48, 64)], "rule": "muon", "view": "cols:4", "name": "cols"},
-        {"params": [p(40, 48)], "rule": "muon", "view": "rows:16+16+8", "name": "fused"},
-        {"params": [p(3, 32, 48)], "rule": "muon", "view": "stack", "name": "stack"},
-        {"params": [p(24, 48)], "rule": "muon", "view": "rows:4%2", "name": "interleaved"},
-        {"params": [p(16, 4, 3, 3)], "rule": "muon", "view": "conv", "name": "conv"},
+        {
+            "params": [p(48, 80), p(80, 48), p(144, 160)],
+            "rule": "muon",
+            "name": "whole",
+        },
+        {
+            "params": [p(64, 48)],
+            "rule": "muon",
+            "view": "rows:4",
+            "name": "rows",
+        },
+        {
+            "params": [p(48, 64)],
+            "rule": "muon",
+            "view": "cols:4",
+            "name": "cols",
+        },
+        {
+            "params": [p(40, 48)],
+            "rule": "muon",
+            "view": "rows:16+16+8",
+            "name": "fused",
+        },
+        {
+            "params": [p(3, 32, 48)],
+            "rule": "muon",
+            "view": "stack",
+            "name": "stack",
+        },
+        {
+            "params": [p(24, 48)],
+            "rule": "muon",
+            "view": "rows:4%2",
+            "name": "interleaved",
+        },
+        {
+            "params": [p(16, 4, 3, 3)],
+            "rule": "muon",
+            "view": "conv",
+            "name": "conv",
+        },
         {"params": [p(48)], "rule": "adamw", "name": "vectors"},
     ]
 
 
 def run(fused, cls=Muon, steps=STEPS, poison=None, work=None, groups=None, **options):
     groups = groups or make_groups()
-    optimizer = cls(groups, lr=0.02, weight_decay=0.1, fused=fused, dtype=work, **options)
+    optimizer = cls(
+        groups,
+        lr=0.02,
+        weight_decay=0.1,
+        fused=fused,
+        dtype=work,
+        **options,
+    )
+
     generator = torch.Generator().manual_seed(1)
     params = [p for g in optimizer.param_groups for p in g["params"]]
     for step in range(steps):
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
+
         if poison is not None and step == 1:
             params[poison].grad.view(-1)[3] = float("nan")
+
         optimizer.step()
+
     return params, optimizer
 
 
-INTERLEAVED, VECTORS = 7, 9  # places among the parameters of `make_groups`
+INTERLEAVED = 7
+VECTORS = 9  # places among the parameters of `make_groups`
 
 
 def distance(ours, theirs, start):
@@ -90,17 +136,30 @@ def test_fused_is_closer_to_float64_than_plain_bfloat16(cls, options):
     starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
     exact, plain = run(False, cls, work="float64", **options)
     rough, _ = run(False, cls, work="bfloat16", **options)
+
     fused, optimizer = run(None, cls, **options)
-    for number, (a, b, c, start) in enumerate(zip(fused, exact, rough, starts, strict=True)):
+    for number, (a, b, c, start) in enumerate(
+        zip(
+            fused,
+            exact,
+            rough,
+            starts,
+            strict=True,
+        )
+    ):
         if number == INTERLEAVED:  # takes the plain step, in whatever dtype it chooses
             continue
         assert distance(a, b, start) <= max(0.5 * distance(c, b, start), 1e-3)
+
     ((plan, _),) = optimizer._fused.values()
     assert plan._taken.count(True) == 8  # all but the interleaved view, not plain matrices
-    expected, found = plain.stats(), optimizer.stats()
+
+    expected = plain.stats()
+    found = optimizer.stats()
     assert expected.keys() == found.keys()
     assert found["whole/blocks"] == 3
     assert found["rows/blocks"] == 4
+
     for key, value in expected.items():
         loose = 0.15 if key.endswith("cosine") else 0.02  # the cosine is sampled
         assert found[key] == pytest.approx(value, abs=loose, rel=0.02), key
@@ -109,14 +168,17 @@ def test_fused_is_closer_to_float64_than_plain_bfloat16(cls, options):
 def test_a_noise_cutoff_on_small_blocks_is_closer_to_float64_than_plain_bfloat16():
     # 64 rows are one tile on the diagonal: an unsymmetric part in it grows from step to step.
     generator = torch.Generator().manual_seed(0)
-    U, V = torch.randn(64, 4, generator=generator), torch.randn(4, 448, generator=generator)
+    U = torch.randn(64, 4, generator=generator)
+    V = torch.randn(4, 448, generator=generator)
     grad = (torch.randn(64, 448, generator=generator) + 0.5 * U @ V).to(DEVICE)
+
     ends = []
     for options in ({"dtype": "float64"}, {"dtype": "bfloat16"}, {}):
         p = torch.nn.Parameter(torch.zeros(64, 448, device=DEVICE))
         p.grad = grad.clone()
         Pion([p], lr=0.02, cutoff="noise", **options).step()
         ends.append(p.detach())
+
     exact, rough, fused = ends
     start = torch.zeros_like(exact)
     assert distance(fused, exact, start) < distance(rough, exact, start)
@@ -130,6 +192,7 @@ def test_a_nan_in_one_head_skips_its_parameter_and_no_other():
     clean, _ = train(steps=1)
     poisoned, optimizer = train(steps=2, poison=1)
     other, _ = train(steps=2)
+
     assert torch.equal(poisoned[1], clean[1])
     assert torch.equal(poisoned[0], other[0])
     assert optimizer.stats()["rows/skipped"] == 1
@@ -140,8 +203,10 @@ def test_bfloat16_weights_are_rounded_without_a_bias():
     p = torch.nn.Parameter(torch.ones(64, 64, device=DEVICE, dtype=torch.bfloat16))
     optimizer = Muon([{"params": [p], "rule": "muon"}], lr=4e-4, weight_decay=0.0)
     p.grad = torch.eye(64, device=DEVICE, dtype=torch.bfloat16)
+
     for _ in range(15):
         optimizer.step()
+
     # Rounding to nearest would not move at all.
     moved = 1 - p.detach().float().diagonal().mean().item()
     rate = optimizer.stats()["muon/passed_rank"] ** 0.5 / 8
@@ -155,22 +220,27 @@ def test_a_captured_graph_follows_the_learning_rate():
     def train(captured):
         lr = torch.tensor(0.02, device=DEVICE)
         optimizer = Muon(make_groups()[:7], lr=lr)
+
         params = [p for g in optimizer.param_groups for p in g["params"]]
         for p, seed in zip(params, range(99), strict=False):
             generator = torch.Generator().manual_seed(seed)
             p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
+
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(2):
                 optimizer.step()
+
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         if captured:
             with torch.cuda.graph(graph):
                 optimizer.step()
+
         for value in (0.02, 0.005):
             lr.fill_(value)
             graph.replay() if captured else optimizer.step()
+
         torch.cuda.synchronize()
         return [p.detach().clone() for p in params], optimizer.stats()
 
@@ -178,6 +248,7 @@ def test_a_captured_graph_follows_the_learning_rate():
     found, captured_stats = train(True)
     for a, b, start in zip(found, expected, starts, strict=False):
         assert distance(a, b, start) < 1e-3
+
     assert captured_stats["whole/update_rms"] == pytest.approx(stats["whole/update_rms"], rel=1e-3)
 
 
@@ -186,9 +257,22 @@ def step_once(view="whole", transposed=False, **options):
     p = torch.nn.Parameter(torch.zeros(48, 80, device=DEVICE))
     gradient = torch.randn(48, 80, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     p.grad = gradient.T.contiguous().T if transposed else gradient
-    optimizer = Muon([{"params": [p], "rule": "muon", "view": view}], lr=0.02, **options)
+
+    optimizer = Muon(
+        [
+            {
+                "params": [p],
+                "rule": "muon",
+                "view": view,
+            }
+        ],
+        lr=0.02,
+        **options,
+    )
+
     optimizer.step()
     ((plan, _),) = optimizer._fused.values()
+
     return p.detach(), sum(plan._taken) == 1
 
 
@@ -208,12 +292,14 @@ def test_unsupported_settings_take_the_plain_step(options):
 def test_gradients_may_move_and_groups_be_replaced_between_steps():
     p = torch.nn.Parameter(torch.zeros(48, 80, device=DEVICE))
     optimizer = Muon([{"params": [p], "rule": "muon"}], lr=0.02)
+
     bucket = torch.randn(48 * 80 + 4, device=DEVICE)
     for offset, lr in ((0, 0.02), (1, 0.02), (1, 0.0)):
         # As views into a communication bucket do once it is rebuilt.
         p.grad = bucket[offset : offset + 48 * 80].view(48, 80)
         if lr == 0:
             optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": lr}
+
         before = p.detach().clone()
         optimizer.step()
         assert torch.equal(p, before) == (lr == 0)
@@ -223,6 +309,7 @@ def test_more_blocks_than_a_launch_takes_are_split(monkeypatch):
     expected, _ = step_once(view="rows:3")
     monkeypatch.setattr(elementwise, "LARGEST_GRID", 2)
     found, taken = step_once(view="rows:3")
+
     assert taken
     assert distance(found, expected, torch.zeros_like(found)) < 1e-3
 
@@ -231,23 +318,29 @@ def replay(change=lambda step, optimizer, params: None, captures=True, steps=8, 
     """Train with gradients that move; the final parameters and the last plan's graph."""
     groups = make_groups()
     del groups[5]  # takes the plain step, which no graph holds
+
     if dtype is not None:
         for group in groups:
             group["params"] = [torch.nn.Parameter(p.detach().to(dtype)) for p in group["params"]]
+
     optimizer = Muon(groups, lr=0.02, weight_decay=0.1)
     params = [p for g in optimizer.param_groups for p in g["params"]]
     generator = torch.Generator().manual_seed(1)
+
     kept = []
     for step in range(steps):
         for p in params:
             grad = torch.randn(p.shape, generator=generator)
             p.grad = grad.to(DEVICE, p.dtype)
             kept.append(p.grad)  # so that the next ones are elsewhere
+
         change(step, optimizer, params)
         if not captures:
             optimizer._fused.clear()  # a new plan never replays
             optimizer._replay = None
+
         optimizer.step()
+
     ((plan, _),) = optimizer._fused.values()
     return [p.detach().clone() for p in params], plan._graph, optimizer.stats()
 

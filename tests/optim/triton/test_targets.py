@@ -16,7 +16,13 @@ from mesotron.optim.triton import adamw, elementwise, heads, symmetric  # noqa: 
 from mesotron.rlvr.fast import kernels  # noqa: E402
 
 # Compute capability: shared memory that a program may take, in bytes.
-TARGETS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+TARGETS = {
+    80: 163 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    120: 99 * 1024,
+}
 
 
 def shared_bytes(kernel, target, types, constants, **options):
@@ -29,6 +35,7 @@ def shared_bytes(kernel, target, types, constants, **options):
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
+
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     return compiled.metadata.shared
 
@@ -38,10 +45,28 @@ def shared_bytes(kernel, target, types, constants, **options):
 def test_filters_of_small_blocks_fit(target):
     rows = 128 if heads._SHARED_BYTES[128] <= TARGETS[target] else 64
     config = dict(heads._CONFIGS[rows])
-    types = dict(X="*fp16", out="*fp16", coefficients="*fp32", statistics="*fp32", m="i32", n="i32")
+    types = dict(
+        X="*fp16",
+        out="*fp16",
+        coefficients="*fp32",
+        statistics="*fp32",
+        m="i32",
+        n="i32",
+    )
+
     types |= dict(num_steps="i32", gain="fp32")
     constants = {"P": rows, "TILE_N": config.pop("TILE_N")}
-    assert shared_bytes(heads._heads_kernel, target, types, constants, **config) <= TARGETS[target]
+    assert (
+        shared_bytes(
+            heads._heads_kernel,
+            target,
+            types,
+            constants,
+            **config,
+        )
+        <= TARGETS[target]
+    )
+
     assert TARGETS[target] < heads._SHARED_BYTES[128] or rows == 128
 
 
@@ -50,11 +75,38 @@ def test_filters_of_small_blocks_fit(target):
 @pytest.mark.parametrize("config", [symmetric._SMALL, symmetric._LARGE], ids=["small", "large"])
 def test_symmetric_products_fit(target, config):
     types = {name: "*fp16" for name in ("A", "B", "C", "out")} | {"squares": "*fp32"}
-    types |= dict(alpha="fp32", beta="fp32", diag="fp32", num_blocks="i32", m="i32", n="i32")
-    constants = dict(TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k, TMA=False)
-    constants |= dict(ALPHAS=False, BETAS=False, DIAGS=False, PERSISTENT=config.persistent > 0)
+    types |= dict(
+        alpha="fp32",
+        beta="fp32",
+        diag="fp32",
+        num_blocks="i32",
+        m="i32",
+        n="i32",
+    )
+
+    constants = dict(
+        TILE_M=config.tile_m,
+        TILE_N=config.tile_n,
+        TILE_K=config.tile_k,
+        TMA=False,
+    )
+
+    constants |= dict(
+        ALPHAS=False,
+        BETAS=False,
+        DIAGS=False,
+        PERSISTENT=config.persistent > 0,
+    )
+
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    found = shared_bytes(symmetric._symmetric_kernel, target, types, constants, **options)
+    found = shared_bytes(
+        symmetric._symmetric_kernel,
+        target,
+        types,
+        constants,
+        **options,
+    )
+
     assert 0 < found <= TARGETS[target]
 
 
@@ -62,16 +114,66 @@ def test_symmetric_products_fit(target, config):
 @pytest.mark.parametrize("target", TARGETS)
 def test_elementwise_kernels_compile(target):
     bf16 = elementwise.tl.bfloat16
-    types = dict(grads="*i64", table="*i64", chunks="*i32", peak="*i32", factors="*fp32")
-    types |= dict(corrections="*fp32", seeds="*i32", sums="*fp32")
-    constants = dict(W_DTYPE=bf16, G_DTYPE=bf16, ALIGNED=True, CHUNK=adamw.CHUNK)
-    shared_bytes(adamw._adamw_kernel, target, types, constants, num_warps=8)
-    types = dict(G="*i64", M="*i64", X="*fp16", mu_at="*fp32", gradient_peak="*i32")
-    types |= dict(momentum_peak="*i32", next_momentum_peak="*i32", energies="*fp32")
+    types = dict(
+        grads="*i64",
+        table="*i64",
+        chunks="*i32",
+        peak="*i32",
+        factors="*fp32",
+    )
+
+    types |= dict(
+        corrections="*fp32",
+        seeds="*i32",
+        sums="*fp32",
+    )
+
+    constants = dict(
+        W_DTYPE=bf16,
+        G_DTYPE=bf16,
+        ALIGNED=True,
+        CHUNK=adamw.CHUNK,
+    )
+
+    shared_bytes(
+        adamw._adamw_kernel,
+        target,
+        types,
+        constants,
+        num_warps=8,
+    )
+
+    types = dict(
+        G="*i64",
+        M="*i64",
+        X="*fp16",
+        mu_at="*fp32",
+        gradient_peak="*i32",
+    )
+
+    types |= dict(
+        momentum_peak="*i32",
+        next_momentum_peak="*i32",
+        energies="*fp32",
+    )
+
     types |= dict(m="i32", n="i32")
-    constants = dict(G_DTYPE=bf16, M_DTYPE=elementwise.tl.float32, NESTEROV=True, ALIGNED=True)
+    constants = dict(
+        G_DTYPE=bf16,
+        M_DTYPE=elementwise.tl.float32,
+        NESTEROV=True,
+        ALIGNED=True,
+    )
+
     constants |= dict(TILE=elementwise.TILE)
-    found = shared_bytes(elementwise._update_kernel, target, types, constants, num_warps=4)
+    found = shared_bytes(
+        elementwise._update_kernel,
+        target,
+        types,
+        constants,
+        num_warps=4,
+    )
+
     assert found <= TARGETS[target]
 
 
@@ -85,8 +187,32 @@ def test_decoder_kernels_fit(target, H, K, D, dtype):
     types |= {name: "i32" for name in ("prompt_size", "length", "num_rows")}
     types |= {"scale": "fp32", "eps": "fp32"}
     HP, DP, RP = (triton.next_power_of_2(n) for n in (H + 2 * K, D, max(H // K, 16)))
-    constants = {"H": H, "K": K, "D": D, "DP": DP, "RP": RP, "TILE": kernels.TILE}
-    found = shared_bytes(kernels._attend_kernel, target, types, constants, num_warps=1)
+
+    constants = {
+        "H": H,
+        "K": K,
+        "D": D,
+        "DP": DP,
+        "RP": RP,
+        "TILE": kernels.TILE,
+    }
+
+    found = shared_bytes(
+        kernels._attend_kernel,
+        target,
+        types,
+        constants,
+        num_warps=1,
+    )
+
     assert found <= TARGETS[target]
-    constants = {"H": H, "K": K, "D": D, "HP": HP, "HALF": DP // 2, "NORMS": True}
+    constants = {
+        "H": H,
+        "K": K,
+        "D": D,
+        "HP": HP,
+        "HALF": DP // 2,
+        "NORMS": True,
+    }
+
     assert shared_bytes(kernels._turn_kernel, target, types, constants) <= TARGETS[target]

@@ -11,7 +11,9 @@ from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 from support.rlvr_tiny import NETWORKS, make_network
 
-EOS, PAD, VOCABULARY = 1, 0, 50
+EOS = 1
+PAD = 0
+VOCABULARY = 50
 GREEDY = Sampling(temperature=0.0)
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
@@ -33,9 +35,14 @@ def by_generate(model, prompt: list[int], max_tokens: int) -> list[int]:
     """The greedy completion of one prompt alone: no padding, no batch."""
     ids = torch.tensor([prompt], device=model.device)
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens,
-        eos_token_id=EOS, pad_token_id=PAD,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+
     return out[0, len(prompt) :].tolist()
 
 
@@ -48,12 +55,15 @@ def test_greedy_equals_generate_also_after_the_weights_changed(monkeypatch, kind
     prompts = random_prompts()
     prompts = [*prompts, prompts[2], prompts[0]]  # as in groups
     sampler = make(model, [EOS], PAD, GREEDY)
+
     expected = [by_generate(model, prompt, 40) for prompt in prompts]
     for _ in range(2):  # nothing is left over from the first call
         assert sampler.sample(prompts, 40) == expected
+
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
+
     changed = sampler.sample(prompts, 40)
     assert changed == [by_generate(model, prompt, 40) for prompt in prompts]
     assert changed != expected
@@ -63,13 +73,17 @@ def test_greedy_equals_generate_also_after_the_weights_changed(monkeypatch, kind
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_kernels_equal_generate(monkeypatch, kind):
     monkeypatch.setattr(decoder.triton, "available", lambda device: True)
-    model, prompts = make_model(kind), random_prompts(2) * 2
+    model = make_model(kind)
+    prompts = random_prompts(2) * 2
     sampler = FusedSampler(model, [EOS], PAD, GREEDY)
+
     assert sampler.weights.kernels is not None
     expected = [by_generate(model, prompt, 4) for prompt in prompts]
     assert sampler.sample(prompts, 4) == expected
+
     for one in sampler.decoders.values():
         one.cache.fill_(torch.nan)  # what broken weights leave is not read again
+
     assert sampler.sample(prompts, 4) == expected
 
 
@@ -87,9 +101,11 @@ def test_rows_end_at_their_ending_token(device, make):
     endless = free.sample(prompts, 16)
     end = endless[0][4]  # a token that greedy decoding writes
     stopped = make(model, [end], PAD, GREEDY).sample(prompts, 16)
+
     assert stopped == [cut(row, {end}) for row in endless]
     other = next(token for row in endless for token in row if token != end and end not in row)
     both = make(model, [end, other], PAD, GREEDY).sample(prompts, 16)
+
     assert both == [cut(row, {end, other}) for row in endless]
     assert both != stopped
 
@@ -101,6 +117,7 @@ def test_draws_follow_the_softmax(device, make):
     model = make_model(tie_word_embeddings=False).to(device)
     with torch.no_grad():
         model.lm_head.weight.mul_(0.2)
+
     prompt = random_prompts(1)[0]
     logits = model(torch.tensor([prompt], device=device)).logits[0, -1].float()
     number = 1000
@@ -109,6 +126,7 @@ def test_draws_follow_the_softmax(device, make):
     counts = torch.bincount(torch.tensor([row[0] for row in rows]), minlength=VOCABULARY)
     expected = (logits / 0.7).softmax(-1).cpu()
     error = (expected * (1 - expected) / number).sqrt()
+
     assert ((counts / number - expected).abs() < 5 * error + 1e-3).all()
 
 
@@ -118,10 +136,13 @@ def test_truncation_equals_that_of_transformers(top_k, top_p):
     expected = logits
     if top_k:
         expected = TopKLogitsWarper(top_k)(None, expected)  # type: ignore[arg-type]
+
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(None, expected)  # type: ignore[arg-type]
+
     probs = Sampling(top_k=top_k, top_p=top_p).truncate(logits.softmax(-1))
     assert torch.equal(probs > 0, expected.isfinite())
+
     torch.testing.assert_close(probs / probs.sum(-1, keepdim=True), expected.softmax(-1))
 
 
@@ -138,8 +159,10 @@ def test_draws_depend_on_the_seed_also_when_graphs_are_captured_again(device, ma
 
     first = draw()
     assert draw() == first
+
     sampler.decoders.clear()
     assert draw() == first
+
     torch.manual_seed(8)
     assert sampler.sample(prompts, 12) != first
 
@@ -147,14 +170,18 @@ def test_draws_depend_on_the_seed_also_when_graphs_are_captured_again(device, ma
 @SAMPLERS
 def test_any_number_of_rows_needs_few_shapes(make):
     """Idle rows fill up a shape and do not change greedy completions."""
-    model, prompts = make_model().train(), random_prompts(9)
+    model = make_model().train()
+    prompts = random_prompts(9)
     sampler = make(model, [EOS], PAD, GREEDY)
     expected = sampler.sample(prompts, 8)
+
     assert model.training  # the model is left as it was
     assert all(p.requires_grad for p in model.parameters())
+
     sampler.decoders.clear()
     for number in range(1, 10):
         assert sampler.sample(prompts[:number], 8, usual=9) == expected[:number]
+
     assert {shape[0] for shape in sampler.decoders} == {9, 5, 3}
 
 
@@ -162,11 +189,13 @@ def test_at_most_eight_shapes_are_kept_and_equal_prompts_read_once():
     sampler = GraphSampler(make_model(), [EOS], PAD)
     for rows in range(1, 12):
         sampler.sample([[5, 6]] * rows, 2)
+
     assert [shape[0] for shape in sampler.decoders] == [*range(4, 12)]
     sampler.sample([[5, 6], [5] * 33], 2)
     assert len(sampler.decoders) == 8
     assert max(sampler.decoders) == (11, 32, 2)
     assert (2, 64, 2) in sampler.decoders
+
     ids, mask, rows = sampler.pad_left([[5, 6, 7], [8], [5, 6, 7]])
     assert rows.tolist() == [0, 1, 0]
     assert ids.tolist() == [[PAD] * 29 + [5, 6, 7], [PAD] * 31 + [8]]
@@ -176,7 +205,8 @@ def test_at_most_eight_shapes_are_kept_and_equal_prompts_read_once():
 @SAMPLERS
 def test_nan_weights_leave_nothing_in_the_cache(make):
     """As after a rollback to an earlier checkpoint."""
-    model, prompts = make_model(), [[5, 6, 7], [8, 9]]
+    model = make_model()
+    prompts = [[5, 6, 7], [8, 9]]
     sampler = make(model, [VOCABULARY + 1], PAD, GREEDY)
     expected = sampler.sample(prompts, 8)
     weight = model.model.layers[0].self_attn.k_proj.weight.data
@@ -184,12 +214,17 @@ def test_nan_weights_leave_nothing_in_the_cache(make):
     weight.fill_(torch.nan)
     sampler.sample(prompts, 8)
     weight.copy_(kept)
+
     assert sampler.sample(prompts, 8) == expected
 
 
 def test_unsupported_models_are_refused():
     """Beside eager attention and DoRA, which the trainer's tests meet."""
-    sliding = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    sliding = {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 0,
+    }
     for make, model, reason in (
         (GraphSampler, make_model("qwen2", **sliding), "sliding"),
         (FusedSampler, torch.nn.Linear(2, 2), "Linear"),

@@ -17,7 +17,12 @@ from mesotron.optim.routing.sites import NAMES, ModuleSite, find_int
 from mesotron.spectral.routing import Role, matrix, unclear, words
 
 PROJECTIONS = {part: words(names) for part, names in NAMES["projections"].items()}
-_LONG_NAMES = {"q": "query", "k": "key", "v": "value", "o": "output"}
+_LONG_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "output",
+}
 # BERT and its relatives keep the output projection in a module next to the one with q, k and v.
 _OUTPUT_MODULES = ("SelfOutput", "CrossOutput", "AttentionOutput")
 _INTERLEAVED = words(NAMES["classes"]["interleaved"])
@@ -40,6 +45,7 @@ def is_attention(module: nn.Module) -> bool:
     """Whether the module holds attention projections, by the names of its children."""
     if isinstance(module, nn.MultiheadAttention) or type(module).__name__ in _FUSED_BY_CLASS:
         return True
+
     names = set(module._modules)
     separate = names & PROJECTIONS["q"] and names & (PROJECTIONS["k"] | PROJECTIONS["kv"])
     return bool(separate or names & PROJECTIONS["qkv"] or "kv_b_proj" in names)
@@ -47,17 +53,22 @@ def is_attention(module: nn.Module) -> bool:
 
 def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
     """(part, block): part is "q", "k", "v", "o", "qkv", "kv", "mla_kv_a" or "mla_kv_b"."""
-    block, name = site.parent, site.owner_name
+    block = site.parent
+    name = site.owner_name
     if name.isdigit() and len(site.path) > 1:  # `to_out.0`: a Sequential around the projection
-        name, block = site.path[-2], site.modules[-3]
+        name = site.path[-2]
+        block = site.modules[-3]
+
     if name in PROJECTIONS["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
         block = next((m for m in site.modules[-3].children() if is_attention(m)), block)
+
     if not is_attention(block):
         return None
     if name in ("kv_a_proj_with_mqa", "kv_b_proj"):
         return "mla_" + name[:4], block
     if _FUSED_BY_CLASS.get(type(block).__name__) == name:
         return "qkv", block
+
     part = next((part for part, names in PROJECTIONS.items() if name in names), None)
     return (part, block) if part else None
 
@@ -72,21 +83,35 @@ def attention_role(
             return matrix("attention o", "output projection")
         count = num or site.parent.num_heads
         return matrix("attention o", f"output projection, {count} heads", f"cols:{count}")
+
     projection = _find_projection(site)
     if projection is None:
         return _possible_output(site) if per_head else None
+
     part, block = projection
+
     # The block's own attributes first, which its forward pass uses.
     sources = (block, site.config)
-    own, own_kv = find_int(sources, _NUM_HEADS), find_int(sources, _NUM_KV_HEADS)
+    own = find_int(sources, _NUM_HEADS)
+    own_kv = find_int(sources, _NUM_KV_HEADS)
+
     new_falcon = getattr(block, "new_decoder_architecture", False)
     if getattr(block, "multi_query", False) and not new_falcon:
         own_kv = 1
+
     heads = _Heads(own, own_kv or own, find_int(sources, _HEAD_DIM))
     if num is not None and part in ("qkv", "kv", "mla_kv_b"):
         heads = heads._replace(num=num, num_kv=heads.num_kv or num)
+
     if part == "qkv":
-        role = _qkv_role(site, block, heads, rows, cols, per_head)
+        role = _qkv_role(
+            site,
+            block,
+            heads,
+            rows,
+            cols,
+            per_head,
+        )
     elif part == "kv":
         role = _kv_role(site, heads, rows, per_head)
     elif part == "mla_kv_a":
@@ -94,17 +119,28 @@ def attention_role(
     elif part == "mla_kv_b":
         role = _mla_b_role(site, block, heads, rows, per_head)
     else:
-        role = _single_role(site, part, heads, rows, cols, per_head, num)
+        role = _single_role(
+            site,
+            part,
+            heads,
+            rows,
+            cols,
+            per_head,
+            num,
+        )
+
     return replace(role, name=f"attention {part}", is_matrix=True) if role.unclear else role
 
 
 def _possible_output(site: ModuleSite) -> Role | None:
     """An unknown layer in a block without a known output projection: leaving it whole would be a
     silent exception to `per_head`."""
-    block, siblings = site.parent, site.modules[-3].children() if len(site.modules) > 2 else ()
+    block = site.parent
+    siblings = site.modules[-3].children() if len(site.modules) > 2 else ()
     elsewhere = any(type(module).__name__.endswith(_OUTPUT_MODULES) for module in siblings)
     if not is_attention(block) or set(block._modules) & PROJECTIONS["o"] or elsewhere:
         return None
+
     problem = (
         f"per_head=True: {site.name} is in an attention block without a known output projection; "
         f"if it is the output projection, pass overrides={{'{site.name}': "
@@ -114,23 +150,33 @@ def _possible_output(site: ModuleSite) -> Role | None:
 
 
 def _single_role(
-    site: ModuleSite, part: str, heads: _Heads, rows: int, cols: int, per_head: bool,
+    site: ModuleSite,
+    part: str,
+    heads: _Heads,
+    rows: int,
+    cols: int,
+    per_head: bool,
     given: int | None,
-) -> Role:  # fmt: skip
+) -> Role:
     num = given or (heads.num if part in "qo" else heads.num_kv)
-    name, long_name = f"attention {part}", _LONG_NAMES[part]
+    name = f"attention {part}"
+    long_name = _LONG_NAMES[part]
+
     gated = part == "q" and None not in (num, heads.dim) and rows == 2 * num * heads.dim  # type: ignore
     if not per_head:
         if gated:
             return matrix(name, f"query and gate, interleaved over {num} heads", f"rows:{num}%2")
         return matrix(name, f"{long_name} projection")
+
     if num is None:
         return _no_count(site)
+
     axis, length = ("cols", cols) if part == "o" else ("rows", rows)
     blocks = 2 * num if gated else num
     check_dim = part in "qk" and heads.dim and given is None
     if length % blocks or (check_dim and length != blocks * heads.dim):  # type: ignore
         return _misfit(site, num, axis, length, heads.dim)
+
     what = f"{num} heads" + (", each a query and a gate" if gated else "")
     return matrix(name, f"{long_name} projection, {what}", f"{axis}:{blocks}")
 
@@ -139,7 +185,8 @@ def _qkv_role(
     site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, cols: int, per_head: bool
 ) -> Role:
     """Fused query, key and value; or key and value only, in GPT-2's cross-attention."""
-    H, G = heads.num, heads.num_kv
+    H = heads.num
+    G = heads.num_kv
     if H is None or G is None:
         if per_head:
             return _no_count(site)
@@ -149,13 +196,16 @@ def _qkv_role(
                 "module nor a config has its number of heads and their layout; pass "
                 f"overrides={{'{site.name}': {{'view': 'rows:Q+K+V'}}}}"
             )
+
         return matrix("attention qkv", "query | key | value in three sections", "rows:3")
+
     if "q_attn" in block._modules:
         return _kv_role(site, heads, rows, per_head)
     if rows % (H + 2 * G):
         return _misfit(site, H + 2 * G, "rows", rows, heads.dim)
     if per_head:
         return matrix("attention qkv", f"fused {H}+{G}+{G} heads", f"rows:{H + 2 * G}")
+
     return _fused_layout(site, block, H, G, rows // (H + 2 * G))
 
 
@@ -167,9 +217,11 @@ def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) ->
         return matrix(name, "query | value | key in each of 4 shards", "rows:4%3")
     if classes & _INTERLEAVED and H == G:
         return matrix(name, f"query, key, value interleaved over {H} heads", f"rows:{H}%3")
+
     if getattr(block, "new_decoder_architecture", False):
         cut = f"rows:{G}%{H // G * d}+{d}+{d}"
         return matrix(name, f"{H // G} queries, key, value in each of {G} groups", cut)
+
     if "query_key_value" in block._modules and not classes & _INTERLEAVED:
         return unclear(
             f"{site.name} is a fused query_key_value of an unknown attention class "
@@ -179,6 +231,7 @@ def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) ->
         )
     if H == G:
         return matrix(name, "query | key | value in three sections", "rows:3")
+
     return matrix(name, "query | key | value in sections", f"rows:{H * d}+{G * d}+{G * d}")
 
 
@@ -190,6 +243,7 @@ def _kv_role(site: ModuleSite, heads: _Heads, rows: int, per_head: bool) -> Role
         return _no_count(site)
     if rows % (2 * G):
         return _misfit(site, 2 * G, "rows", rows, heads.dim)
+
     return matrix("attention kv", f"fused {G}+{G} heads", f"rows:{2 * G}")
 
 
@@ -201,6 +255,7 @@ def _mla_a_role(site: ModuleSite, block: nn.Module, rows: int) -> Role:
             f"{site.name}: its module has no kv_lora_rank to separate latent from rotary rows; "
             f"pass overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
         )
+
     return matrix("attention kv", "latent | rotary key", f"rows:{latent}+{rows - latent}")
 
 
@@ -208,16 +263,19 @@ def _mla_b_role(
     site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, per_head: bool
 ) -> Role:
     """Multi-head latent attention: per head, the key's rows and then the value's."""
-    H, value = heads.num, getattr(block, "v_head_dim", None)
+    H = heads.num
+    value = getattr(block, "v_head_dim", None)
     if H is None or not isinstance(value, int) or rows % H or not 0 < value < rows // H:
         return unclear(
             f"{site.name}: {rows} rows do not split into heads of key and value rows (num_heads "
             f"{H}, v_head_dim {value}); pass overrides={{'{site.name}': {{'view': 'whole'}}}}"
         )
+
     key = rows // H - value
     if per_head:
         cut = f"{2 * H}" if key == value else f"{H}*{key}+{value}"
         return matrix("attention kv", f"key and value of {H} heads", f"rows:{cut}")
+
     cut = f"{H}%2" if key == value else f"{H}%{key}+{value}"
     return matrix("attention kv", f"key, value interleaved over {H} heads", f"rows:{cut}")
 

@@ -18,7 +18,13 @@ from mesotron.runs.process import go_offline_without_network
 from mesotron.spectral.routing import RoutingTable
 
 # Optimizer state in fp32: one momentum, or AdamW's two moments.
-_STATE_BYTES = {"muon": 4, "pion": 4, "normuon": 4, "sgd": 4, "adamw": 8}
+_STATE_BYTES = {
+    "muon": 4,
+    "pion": 4,
+    "normuon": 4,
+    "sgd": 4,
+    "adamw": 8,
+}
 
 
 def run(config: RouteConfig) -> int:
@@ -29,6 +35,7 @@ def run(config: RouteConfig) -> int:
 
         lora = LoraConfig(r=config.lora, target_modules="all-linear")
         model = get_peft_model(model, lora, low_cpu_mem_usage=True)
+
     matrix, aux = ("muon", "sgd") if config.optim == "muon_sgd" else (config.optim, "adamw")
     overrides = {}
     for pair in config.override:
@@ -36,15 +43,25 @@ def run(config: RouteConfig) -> int:
         if not equals or not pattern:
             raise ValueError(f"--override {pair!r} is not PATTERN=RULE, as '*.action_head.*=pion'")
         overrides[pattern] = rule
-    table = route(model, matrix=matrix, aux=aux, per_head=config.per_head, overrides=overrides)
+
+    table = route(
+        model,
+        matrix=matrix,
+        aux=aux,
+        per_head=config.per_head,
+        overrides=overrides,
+    )
+
     console = SafeConsole()
     if console.is_terminal:
         table.render(console)
     else:
         print(table.to_text(), end="")
+
     print(_state_line(table))
     if config.out is not None:
         config.out.write_text(table.to_json() + "\n")
+
     return 0
 
 
@@ -61,13 +78,16 @@ def load_on_meta(source: str) -> nn.Module:
     """A Transformers model on the meta device: of a folder, a config.json, a hub name or tiny."""
     if source == "tiny":
         source = str(Path(__file__).parents[2] / "rlvr" / "tiny" / "weights")
+
     if not Path(source).exists():
         go_offline_without_network()
+
     require("rlvr", ["transformers"], "mesotron route")
     import transformers
 
     transformers.logging.set_verbosity_error()
     config = _load_config(source)
+
     model_class = _model_class(config)
     try:
         with torch.device("meta"):
@@ -81,16 +101,19 @@ def _load_config(source: str) -> Any:
     from transformers import AutoConfig
 
     path = Path(source)
+
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not valid JSON: {error}") from error
+
         if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
             raise ValueError(f"{path} has no model_type: not a Transformers config.json")
     elif path.suffix == ".json" or source.startswith((".", "/", "~")):
         raise ValueError(f"{path} does not exist: pass a model folder, a config.json or a hub name")
+
     try:
         place = str(path) if path.is_file() else source
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
@@ -115,10 +138,12 @@ def _model_class(config: Any) -> type[nn.Module]:
         named = getattr(transformers, str(name), None)
         if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
             return named
+
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         mapped: Any = mapping.get(type(config), None)
         if isinstance(mapped, type):
             return mapped
+
     raise ValueError(
         f"Transformers has no model for {type(config).__name__} (architectures "
         f"{config.architectures}); it may need remote code, which mesotron does not run: build the "

@@ -10,7 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_CONVS = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}  # by the dimensions of a weight
+_CONVS = {
+    3: nn.Conv1d,
+    4: nn.Conv2d,
+    5: nn.Conv3d,
+}  # by the dimensions of a weight
 
 
 def model_behind(params: object) -> nn.Module:
@@ -27,14 +31,17 @@ def model_behind(params: object) -> nn.Module:
     """
     if isinstance(params, nn.Module):
         return params
+
     owner = inspect.getgeneratorlocals(params).get("self") if inspect.isgenerator(params) else None
     items: list[Any] = list(params.items() if isinstance(params, Mapping) else params)  # type: ignore
     if isinstance(owner, nn.Module):
         given = {id(item[1] if isinstance(item, tuple) else item) for item in items}
         if all(id(p) in given for p in owner.parameters() if p.requires_grad):
             return owner
+
     if items and all(isinstance(item, tuple) and isinstance(item[1], Tensor) for item in items):
         return _stand_in(items)
+
     problem = "parameters without names cannot be routed: embeddings look like any matrix"
     raise ValueError(f"{problem}; pass the model, its parameters() or named_parameters()")
 
@@ -48,19 +55,24 @@ def _stand_in(named: Iterable[tuple[str, nn.Parameter]]) -> nn.Module:
             above = module
             if part not in above._modules:
                 above.add_module(part, _module(part))
+
             if part.isdigit() and not isinstance(above, (nn.ModuleList, nn.Sequential)):
                 experts = "Expert" in type(above).__name__
                 above.__class__ = nn.ModuleList if experts else nn.Sequential
+
             module = above.get_submodule(part)
+
         module.register_parameter(leaf, param)
         if leaf == "weight" and param.ndim > 1:
             owner = path[-1].lower() if path else ""
             is_table = param.ndim == 2 and ("emb" in owner or owner in ("wte", "wpe"))
             layer = nn.Embedding if is_table else _CONVS.get(param.ndim, nn.Linear)
             module.__class__ = _module(owner, layer).__class__
-            module.groups, module.in_channels = 1, param.shape[1]  # type: ignore  # of a convolution
+            module.groups = 1  # type: ignore
+            module.in_channels = param.shape[1]  # type: ignore  # of a convolution
         elif path and "expert" in path[-1] and param.ndim == 3:
             above.num_experts = len(param)  # type: ignore  # by which a router is known
+
     return root
 
 

@@ -26,7 +26,14 @@ _PLAIN_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVS = (*_PLAIN_CONVS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *_BATCH_NORMS)
-_GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNN: 1, nn.RNNCell: 1}
+_GATES = {
+    nn.LSTM: 4,
+    nn.LSTMCell: 4,
+    nn.GRU: 3,
+    nn.GRUCell: 3,
+    nn.RNN: 1,
+    nn.RNNCell: 1,
+}
 
 
 @dataclass(frozen=True)
@@ -39,16 +46,21 @@ class ModelFacts:
 
 
 def survey(model: nn.Module) -> ModelFacts:
-    embeddings, heads, inputs = set(), set(), set()
+    embeddings = set()
+    heads = set()
+    inputs = set()
+
     submodels = [m for m in model.modules() if is_a(m, *_PRETRAINED)]
     for module in submodels:
         embeddings |= _ids(_declared(module, "get_input_embeddings"))
         heads |= _ids(_declared(module, "get_output_embeddings"))
+
     for module in [model, *submodels]:
         kinds = (nn.Linear, nn.Embedding, *_PLAIN_CONVS)
         first = next((m for m in module.modules() if isinstance(m, kinds)), None)
         if isinstance(first, _PLAIN_CONVS):
             inputs |= _ids(first)
+
     heads |= _ids(_last_layer(model))
     return ModelFacts(frozenset(embeddings), frozenset(heads), frozenset(inputs))
 
@@ -72,12 +84,16 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
     module = model
     while True:
         trained = [m for m in module.children() if next(m.parameters(), None) is not None]
+
         # An attention block ends in its own projection.
         if not trained or is_a(module, *_PRETRAINED) or is_attention(module):
             return None
-        is_wrapper, module = len(trained) == 1, trained[-1]
+
+        is_wrapper = len(trained) == 1
+        module = trained[-1]
         if "original_module" in module._modules:  # PEFT's modules_to_save
             module = list(module.get_submodule("modules_to_save").children())[-1]
+
         if isinstance(module, nn.Linear):
             return module
         if not (is_wrapper or isinstance(module, nn.Sequential)):
@@ -91,6 +107,7 @@ def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: i
     role = lora or _declared_role(site, facts) or _small_role(site) or _router_role(site)
     if role is not None:
         return role
+
     owner = site.owner
     if isinstance(owner, nn.MultiheadAttention):
         return _multihead_role(site, num_heads or owner.num_heads, per_head)
@@ -98,21 +115,25 @@ def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: i
         return _conv_role(site, facts, owner.groups, owner.in_channels)
     if isinstance(owner, tuple(_GATES)):
         return _recurrent_role(site)
+
     # Library linears that do not inherit from nn.Linear have class names that end in it.
     linear = isinstance(owner, nn.Linear) or type(owner).__name__.endswith("Linear")
     transposed = is_a(owner, "transformers.pytorch_utils", "Conv1D")
     if transposed or (linear and site.leaf == "weight" and len(site.shape) == 2):
         return _linear_role(site, transposed, per_head, num_heads)
+
     return _expert_role(site) or _raw_role(site)
 
 
 def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
     """Embeddings and heads: declared by the model, by type, then by name."""
-    owner, kind = site.owner, type(site.owner).__name__
+    owner = site.owner
+    kind = type(site.owner).__name__
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return Role("embedding", f"{kind}: a lookup table")
     if len(site.shape) < 2:
         return None
+
     view = "conv" if isinstance(owner, _CONVS) else "whole"  # for an override to a spectral rule
     if id(site.param) in facts.embeddings:
         return Role("embedding", "the model's input embedding", view)
@@ -126,6 +147,7 @@ def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
         return Role("head", "the output layer of a module with the name of a head", view)
     if isinstance(owner, nn.Linear) and _is_vocabulary(site):
         return Role("head", f"{site.shape[0]} outputs, one per vocabulary entry")
+
     return None
 
 
@@ -134,6 +156,7 @@ def _ends_head(site: ModuleSite) -> bool:
     for name, module in zip(site.path, site.modules[1:], strict=True):
         if name.isdigit():
             return False
+
         several = isinstance(module, (nn.Sequential, nn.ModuleList))
         several = several or type(module).__name__.endswith("ClassificationHead")
         if several and name in _HEADS and name.endswith(("head", "heads", "classifier")):
@@ -141,6 +164,7 @@ def _ends_head(site: ModuleSite) -> bool:
                 return True
             layers = [m for m in module.modules() if isinstance(m, (nn.Linear, *_PLAIN_CONVS))]
             return layers[-1] is site.owner
+
     return False
 
 
@@ -148,13 +172,15 @@ def _is_vocabulary(site: ModuleSite) -> bool:
     """One output per vocabulary entry, outside the numbered layers, where that is a coincidence."""
     if any(name.isdigit() for name in site.path):
         return False
+
     vocab = find_int((site.config,), ("vocab_size",))
     widths = {find_int((site.config,), (name,)) for name in ("hidden_size", "intermediate_size")}
     return vocab is not None and site.shape[0] == vocab and vocab not in widths
 
 
 def _small_role(site: ModuleSite) -> Role | None:
-    kind, leaf = type(site.owner).__name__, site.leaf.lower()
+    kind = type(site.owner).__name__
+    leaf = site.leaf.lower()
     if isinstance(site.owner, _NORMS) or "Norm" in kind:
         return Role("norm", f"{kind} {site.leaf}")
     if leaf.endswith(("bias", "biases", "bias_table")) or leaf.startswith("bias"):
@@ -163,25 +189,30 @@ def _small_role(site: ModuleSite) -> Role | None:
         return Role("scalar", "one number")
     if 0 in site.shape:
         return Role("vector", "empty")
+
     # A linear map or convolution with a single input or output is one too.
     sides = (site.shape[0], math.prod(site.shape[1:]))
     maps = len(site.shape) == 2 or isinstance(site.owner, _CONVS)
     if sum(size > 1 for size in site.shape) < 2 or (maps and min(sides) == 1):
         return Role("vector", "a vector: a filter would only normalize it")
+
     if "." in site.leaf:
         view = "conv" if isinstance(site.owner, _CONVS) else "whole"
         return Role("vector", "one factor of a reparametrized weight", view)
+
     return None
 
 
 def _router_role(site: ModuleSite) -> Role | None:
     if len(site.shape) != 2:
         return None
+
     kinds = type(site.owner).__name__ + type(site.parent).__name__
     experts = _num_experts(site)
     named = site.owner_name in ("gate", "wg", "gating") and site.shape[0] == experts
     if "Router" in kinds or site.owner_name == "router" or named:
         return Role("router", f"chooses among {site.shape[0]} experts")
+
     return None
 
 
@@ -194,8 +225,10 @@ def _multihead_role(site: ModuleSite, heads: int, per_head: bool) -> Role:
             f"{site.name}: {blocks} blocks do not fit its {site.shape[0]} rows; "
             f"pass per_head={{'{site.name}': NUM_HEADS}} with the right count"
         )
+
     part = "qkv" if sections == 3 else site.leaf[0]
     reason = f"{heads} heads of nn.MultiheadAttention" if per_head else "nn.MultiheadAttention"
+
     return matrix(f"attention {part}", reason, f"rows:{blocks}" if blocks > 1 else "whole")
 
 
@@ -204,9 +237,11 @@ def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) 
     if groups > 1:
         kind = "depthwise" if groups == channels else f"grouped ({groups})"
         return Role("conv", f"{kind} convolution: separate small maps")
+
     view = "conv" if isinstance(site.owner, _PLAIN_CONVS) else "conv/T"
     if id(site.param) in facts.inputs or channels <= MAX_RAW_CHANNELS:
         return Role("conv", f"first layer: reads {channels} raw channels", view)
+
     return matrix("conv", "outputs x (inputs * kernel)", view)
 
 
@@ -215,20 +250,29 @@ def _recurrent_role(site: ModuleSite) -> Role:
     gates = next(n for cls, n in _GATES.items() if isinstance(site.owner, cls))
     if site.leaf.startswith("weight_hr") or gates == 1:
         return matrix("recurrent", f"{kind} {site.leaf}")
+
     return matrix("recurrent", f"{gates} gates of {kind}", f"rows:{gates}")
 
 
 def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | None) -> Role:
     rows, cols = reversed(site.shape) if transposed else site.shape
-    role = attention_role(site, rows, cols, per_head=per_head, num=num) or _mixer_role(site, rows)
+    role = attention_role(
+        site,
+        rows,
+        cols,
+        per_head=per_head,
+        num=num,
+    ) or _mixer_role(site, rows)
     if role is None:
         sections = NAMES["fused_sections"].get(site.owner_name, 1)
         if sections == 1 or rows % sections:
             role = matrix("linear", "hidden matrix")
         else:
             role = matrix("linear", f"{sections} fused projections", f"rows:{sections}")
+
     if not transposed:
         return role
+
     return replace(role, view="T" if role.view == "whole" else f"T/{role.view}")
 
 
@@ -237,11 +281,14 @@ def _raw_role(site: ModuleSite) -> Role:
         return matrix("linear", "hidden matrix, a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:
         return Role("state", "state-space parameter, not a map between layers")
-    kind, leaf = type(site.owner).__name__, site.leaf.lower()
+
+    kind = type(site.owner).__name__
+    leaf = site.leaf.lower()
     if any(word in leaf for word in _TABLE_WORDS) or "Embed" in kind:
         return Role("table", f"'{site.leaf}' holds learned rows, not a map")
     if len(site.shape) > 2 and site.shape[0] == 1:
         return Role("table", "leading dim 1, broadcast over the batch: learned rows, not a map")
+
     return unclear(
         f"{site.name} is a bare parameter of shape {site.shape} in a {kind}, which may be a "
         f"matrix, a stack or a table; pass overrides={{'{site.name}': 'adamw'}} or "
@@ -256,6 +303,7 @@ def _num_experts(site: ModuleSite) -> int | None:
     count = find_int((site.owner, site.parent, site.config), NAMES["counts"]["experts"].split())
     if count is not None:
         return count
+
     siblings = site.parent._modules.get("experts")
     return len(siblings) if isinstance(siblings, nn.ModuleList) else None
 
@@ -267,8 +315,10 @@ def _expert_role(site: ModuleSite) -> Role | None:
         count = _num_experts(site)
         view = f"T/cols:{count}" if site.leaf == "w2" else f"rows:{count}"
         return matrix("expert", f"{count} experts, concatenated", view)
+
     if len(site.shape) != 3 or "Expert" not in type(site.owner).__name__:
         return None
+
     transposed = _experts_transposed(site)
     if transposed is None:
         return unclear(
@@ -276,11 +326,14 @@ def _expert_role(site: ModuleSite) -> Role | None:
             "(experts, out, in) or (experts, in, out); pass "
             f"overrides={{'{site.name}': {{'view': 'stack'}}}} or {{'view': 'stack/T'}}"
         )
-    view, experts = "stack/T" if transposed else "stack", f"{site.shape[0]} experts"
+
+    view = "stack/T" if transposed else "stack"
+    experts = f"{site.shape[0]} experts"
     if site.leaf not in _FUSED_EXPERTS and site.owner_name not in _FUSED_EXPERTS:
         return matrix("expert", experts, view)
     if getattr(site.owner, "is_concatenated", True):
         return matrix("expert", f"{experts}, gate | up", f"{view}/rows:2")
+
     rows = site.shape[2 if transposed else 1]
     return matrix("expert", f"{experts}, gate and up interleaved", f"{view}/rows:{rows // 2}%2")
 
@@ -290,12 +343,15 @@ def _experts_transposed(site: ModuleSite) -> bool | None:
     flag = getattr(site.owner, "is_transposed", None)
     if isinstance(flag, bool):
         return flag
+
     _, second, third = site.shape
     if "Parallel" in type(site.owner).__name__:  # JetMoe: documented as (experts, out, in)
         return False
+
     width = find_int((site.config,), ("hidden_size",))
     if second == third or width not in (second, third):
         return None
+
     reads_hidden = "down" not in site.leaf and site.leaf != "w2"
     return (second == width) == reads_hidden
 
@@ -306,7 +362,8 @@ def _experts_transposed(site: ModuleSite) -> bool | None:
 
 
 def _mixer_role(site: ModuleSite, rows: int) -> Role | None:
-    mixer, kind = site.parent, type(site.parent).__name__
+    mixer = site.parent
+    kind = type(site.parent).__name__
     if kind.endswith("GatedDeltaNet"):
         cut = _delta_net_cut(mixer, site.owner_name)
     elif kind.endswith("ShortConv"):
@@ -315,20 +372,26 @@ def _mixer_role(site: ModuleSite, rows: int) -> Role | None:
         cut = _state_space_cut(mixer, site.owner_name)
     else:
         return None
+
     if not cut:
         return matrix("mixer", f"{site.owner_name} of {kind}")
+
     if not cut.isdigit():
         groups, _, sizes = cut.rpartition("%")
         if int(groups or 1) * sum(map(int, sizes.split("+"))) != rows or "+0" in cut:
             return matrix("mixer", f"fused inputs of {kind}, unknown layout: filtered whole")
+
     return matrix("mixer", f"fused inputs of {kind}, split by part", f"rows:{cut}")
 
 
 def _delta_net_cut(mixer: nn.Module, name: str) -> str:
     """Gated delta nets (Qwen3-Next, Qwen3.5): sections, or the same parts for every key head."""
-    groups, values = _int(mixer, "num_k_heads"), _int(mixer, "num_v_heads")
-    key, ratio = _int(mixer, "head_k_dim"), values // max(groups, 1)
+    groups = _int(mixer, "num_k_heads")
+    values = _int(mixer, "num_v_heads")
+    key = _int(mixer, "head_k_dim")
+    ratio = values // max(groups, 1)
     value = _int(mixer, "head_v_dim") * ratio
+
     return {
         "in_proj_qkvz": f"{groups}%{key}+{key}+{value}+{value}",
         "in_proj_ba": f"{groups}%{ratio}+{ratio}",
@@ -338,11 +401,15 @@ def _delta_net_cut(mixer: nn.Module, name: str) -> str:
 
 def _state_space_cut(mixer: nn.Module, name: str) -> str:
     """Mamba: hidden | gate, then time step | B | C. Mamba-2: gate | hidden | B | C | time step."""
-    inner, state = _int(mixer, "intermediate_size"), _int(mixer, "ssm_state_size")
+    inner = _int(mixer, "intermediate_size")
+    state = _int(mixer, "ssm_state_size")
     if "x_proj" in mixer._modules:
         x_proj = f"{_int(mixer, 'time_step_rank')}+{state}+{state}"
         return {"in_proj": "2", "x_proj": x_proj}.get(name, "")
-    shared, heads = _int(mixer, "n_groups") * state, _int(mixer, "num_heads")
+
+    shared = _int(mixer, "n_groups") * state
+    heads = _int(mixer, "num_heads")
+
     return f"{inner}+{inner}+{shared}+{shared}+{heads}" if name == "in_proj" else ""
 
 
@@ -364,35 +431,43 @@ def _lora_role(
     at = max((k for k, lora in enumerate(is_lora) if lora and k > 0), default=None)
     if at is None:
         return None
-    layer, kind = site.modules[at], site.path[at]
+
+    layer = site.modules[at]
+    kind = site.path[at]
     if kind == "lora_magnitude_vector":
         return Role(kind, "DoRA magnitudes, one per output")
     if kind not in ("lora_A", "lora_B"):
         return Role(kind, "adapter of an embedding")
     if len(site.shape) < 2:  # of PEFT's lora_bias
         return Role("bias", "added, not multiplied")
+
     stacked = is_a(layer, "peft.tuners.lora.layer", "ParamWrapper")
     experts = getattr(layer, "num_experts", 1) if stacked else 1
     if experts > 1:  # A is (experts, rank, in) by rows, B is (out, rank, experts) by columns
         by_columns = f"cols:{site.shape[1] // experts}%{experts}"
         cut = f"rows:{experts}" if kind == "lora_A" else by_columns
         return matrix(kind, f"LoRA factors of {experts} experts", cut)
+
     if len(site.shape) > 2:
         role = matrix(kind, "LoRA factor of a convolution", "conv")
         return replace(role, product="product")
+
     base = getattr(layer, "base_layer", None)
     weight = getattr(base, "weight", None)
     if not isinstance(base, nn.Module) or not isinstance(weight, nn.Parameter):
         return replace(matrix(kind, "LoRA factor"), product="product")
+
     modules = (*site.modules[:at], base)
     place = (site.name, tuple(weight.shape), "weight", weight, base, site.path[:at], modules)
     role = role_of(ModuleSite(*place), facts, per_head=per_head, num_heads=num_heads)
     if role.unclear:
         return replace(role, name=kind)
+
     view = View.parse(role.view)
     cut = view.axis is not None and view.layout == "matrix"
     product = f"product/{replace(view, transposed=False)}" if cut else "product"
     if view.axis != ("rows" if kind == "lora_B" else "cols") or view.layout != "matrix":
         return replace(matrix(kind, f"LoRA factor of {role.name}"), product=product)
+
     reason = f"LoRA factor of {role.name}: {role.reason}"
     return replace(matrix(kind, reason, str(replace(view, transposed=False))), product=product)

@@ -31,8 +31,12 @@ Settings = dict[str, dict[str, object]]  # overrides: pattern -> rule, view, lr_
 Sites = dict[int, list[ModuleSite]]  # parameters by identity, each with every place that stores it
 _BOTH = ("lora_A", "lora_B")
 _LORA_CHOICES = {
-    "B": ("lora_B",), "A": ("lora_A",), "both": _BOTH, "product": _BOTH, "none": (),
-}  # fmt: skip
+    "B": ("lora_B",),
+    "A": ("lora_A",),
+    "both": _BOTH,
+    "product": _BOTH,
+    "none": (),
+}
 
 
 def route(
@@ -78,39 +82,56 @@ def route(
         pattern: {"rule": value} if isinstance(value, str) else dict(value)
         for pattern, value in (overrides or {}).items()
     }
+
     _check_rules(matrix, aux, lora, modalities, settings)
     sites = _trainable_sites(model)
     head_counts = per_head if isinstance(per_head, Mapping) else {}
     _check_patterns(sites, settings, head_counts, modalities)
     facts = survey(model)
-    rows, problems = [], []
+    rows = []
+
+    problems = []
     for places in sites.values():
         role = _shared_role(places, facts, bool(per_head), head_counts)
         if lora == "product" and role.name in _BOTH and matrix in SPECTRAL_RULES:
             role = _product_role(role, places[0].name)
+
         lora_aux = role.name.startswith("lora_") and role.name not in _LORA_CHOICES[lora]
         if lora_aux or not (role.is_matrix or role.name == "unknown"):
             rule = aux
         else:
             below = [prefix for prefix in modalities if _is_below(places[0].name, prefix)]
             rule = modalities[max(below, key=len)] if below else matrix
+
         if rule not in SPECTRAL_RULES and role.name != "unknown":
             role = replace(role, unclear="")  # only a spectral rule needs the view
+
         pattern = _first_match(places, settings)
         chosen = settings.get(pattern, {}) if pattern else {}
         if role.unclear and not {"rule", "view"} & set(chosen):
             problems.append(role.unclear)
         else:
-            rows.append(_make_row(places, role, rule, pattern, chosen))
+            rows.append(
+                _make_row(
+                    places,
+                    role,
+                    rule,
+                    pattern,
+                    chosen,
+                )
+            )
+
     if problems:
         more = f" ({len(problems) - 1} more parameters are unclear)" if len(problems) > 1 else ""
         raise ValueError(problems[0] + more)
+
     spectral = [row.role for row in rows if row.rule in SPECTRAL_RULES]
     if per_head and spectral and not any(r.startswith(("attention", "lora_")) for r in spectral):
         raise ValueError(
             "per_head: no attention projection among the filtered matrices; pass per_head=False, "
             "or the views: overrides={'*.my_query.weight': {'view': 'rows:NUM_HEADS'}}"
         )
+
     return RoutingTable(rows)
 
 
@@ -119,17 +140,21 @@ def _check_rules(
 ) -> None:
     rules = {"matrix": matrix}
     rules |= {f"modalities[{prefix!r}]": rule for prefix, rule in modalities.items()}
+
     for pattern, keys in settings.items():
         unknown = set(keys) - {"rule", "view", "lr_scale"}
         if unknown:
             raise ValueError(
                 f"overrides[{pattern!r}] has {sorted(unknown)}; allowed: rule, view and lr_scale"
             )
+
         if "rule" in keys:
             rules[f"overrides[{pattern!r}]"] = str(keys["rule"])
+
     for where, rule in rules.items():
         if rule not in RULES:
             raise ValueError(f"{where} is {rule!r}; use one of {', '.join(RULES)}")
+
     if aux not in AUXILIARY_RULES:
         raise ValueError(f"aux is {aux!r}; use one of {', '.join(AUXILIARY_RULES)}")
     if lora not in _LORA_CHOICES:
@@ -147,11 +172,14 @@ def _trainable_sites(model: nn.Module) -> Sites:
                 f"{site.name} is empty, a placeholder of a sharding wrapper; use FSDP2 "
                 "(torch.distributed.fsdp.fully_shard), whose parameters keep their shape"
             )
+
         wrapped = any(is_a(module, *fsdp1) for module in site.modules)
         check_not_flat(site.param, site.name, wrapped)
         sites.setdefault(id(site.param), []).append(site)
+
     if not sites:
         raise ValueError("the model has no trainable parameter: every requires_grad is False")
+
     return sites
 
 
@@ -163,10 +191,12 @@ def _shared_role(
     for site in places:
         counts = (n for glob, n in head_counts.items() if fnmatchcase(site.name, glob))
         roles.append(role_of(site, facts, per_head=per_head, num_heads=next(counts, None)))
+
     for name in ("embedding", "head"):
         for role in roles:
             if role.name == name:
                 return role
+
     first = roles[0]
     for site, role in zip(places, roles, strict=True):
         if (role.is_matrix, role.view) != (first.is_matrix, first.view):
@@ -174,12 +204,14 @@ def _shared_role(
                 f"{places[0].name} and {site.name} are one tensor with two roles ({first.name}, "
                 f"{role.name}); pass overrides={{'{places[0].name}': 'adamw'}} or another rule"
             )
+
     return first
 
 
 def _product_role(role: Role, name: str) -> Role:
     if role.product or role.unclear:
         return replace(role, view=role.product)
+
     problem = (
         f"lora='product': {name} holds the factors of several experts in one tensor, which are no "
         f"single product; pass overrides={{'{name}': 'adamw'}} (a glob matches many) or lora='B'"
@@ -190,10 +222,15 @@ def _product_role(role: Role, name: str) -> Role:
 def _make_row(
     places: list[ModuleSite], role: Role, rule: str, pattern: str | None, chosen: dict[str, object]
 ) -> Row:
-    name, shape, reason = places[0].name, places[0].shape, role.reason
-    rule, view = str(chosen.get("rule", rule)), str(chosen.get("view", role.view))
+    name = places[0].name
+    shape = places[0].shape
+    reason = role.reason
+    rule = str(chosen.get("rule", rule))
+    view = str(chosen.get("view", role.view))
+
     if pattern is not None:
         reason = f"override '{pattern}'" + (" of an unclear role" if role.unclear else "")
+
     if rule not in SPECTRAL_RULES:
         view = "whole"
     elif len(shape) < 2:
@@ -203,9 +240,20 @@ def _make_row(
             View.parse(view).windows(torch.empty(shape, device="meta"))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
+
     scale = float(chosen.get("lr_scale", 1.0))  # type: ignore[arg-type]
     aliases = tuple(site.name for site in places[1:])
-    return Row(name, shape, role.name, rule, view, scale, reason, aliases)
+
+    return Row(
+        name,
+        shape,
+        role.name,
+        rule,
+        view,
+        scale,
+        reason,
+        aliases,
+    )
 
 
 def _first_match(places: list[ModuleSite], patterns: Iterable[str]) -> str | None:
@@ -226,6 +274,7 @@ def _check_patterns(
                     f"{argument}[{pattern!r}] matches no trainable parameter (globs match the "
                     f"whole name, so start with '*'); the nearest names are {', '.join(near)}"
                 )
+
     winners = {_first_match(places, settings) for places in sites.values()}
     for pattern in settings:
         if pattern not in winners:
@@ -233,6 +282,7 @@ def _check_patterns(
                 f"overrides[{pattern!r}] has no effect: earlier patterns match all of its "
                 "parameters; put the narrower pattern first"
             )
+
     names = [places[0].name for places in sites.values()]
     for prefix in modalities:
         if not any(_is_below(name, prefix) for name in names):

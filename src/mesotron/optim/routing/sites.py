@@ -45,13 +45,16 @@ class ModuleSite(Site):
         config_class = imported_class("transformers.configuration_utils", "PreTrainedConfig")
         if config_class is None:
             return None
+
         configs = (getattr(module, "config", None) for module in reversed(self.modules))
         config = next((c for c in configs if isinstance(c, config_class)), None)
         if not getattr(config, "is_heterogeneous", False):
             return config
+
         # Layers with different configs (Gemma 4).
         indices = [getattr(module, "layer_idx", None) for module in reversed(self.modules)]
         layer = next((index for index in indices if isinstance(index, int)), None)
+
         return config if layer is None else config.per_layer_config[layer]  # type: ignore[union-attr]
 
 
@@ -63,8 +66,10 @@ def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:
                 value = getattr(source, name, None)
             except RuntimeError:  # a config with different layers has no value for the whole model
                 value = None
+
             if isinstance(value, int) and value > 0:
                 return value
+
     return None
 
 
@@ -90,14 +95,24 @@ def walk(
     chain = chain or (module,)
 
     def site(name: str, leaf: str, param: nn.Parameter) -> ModuleSite:
-        return ModuleSite(prefix + name, tuple(param.shape), leaf, param, module, path, chain)
+        return ModuleSite(
+            prefix + name,
+            tuple(param.shape),
+            leaf,
+            param,
+            module,
+            path,
+            chain,
+        )
 
     for leaf, param in module._parameters.items():
         if param is not None:
             yield site(leaf, leaf, param)
+
     for name, child in module._modules.items():
         if child is None:
             continue
+
         below = f"{prefix}{name}."
         if name == "parametrizations":
             # `parametrizations.weight.original` is still this module's weight.

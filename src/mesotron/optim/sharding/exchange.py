@@ -53,11 +53,14 @@ def team_of(mesh: DeviceMesh) -> Team:
         group = dist.group.WORLD
     else:
         group = _new_group(ranks, dist.group.WORLD)
+
     assert group is not None
+
     # A group orders its ranks by number, a mesh need not.
     shape = tuple(mesh.mesh.shape)
     places = dict(zip(ranks, itertools.product(*map(range, shape)), strict=True))
     order = dist.get_process_group_ranks(group)
+
     return Team(group, tuple(places[r] for r in order), shape, order.index(dist.get_rank()))
 
 
@@ -74,16 +77,19 @@ def local_box(
     coordinate: Coordinate,
 ) -> Box:
     box = [(0, n) for n in shape]
+
     # FSDP over tensor parallelism cuts what the inner parallelism has cut: strided goes last.
     order = sorted(range(len(placements)), key=lambda d: isinstance(placements[d], _StridedShard))
     for d in order:
         if placements[d].is_replicate():
             continue
+
         dim = _shard_dim(d, placements, mesh_shape)
         start, stop = box[dim]
         length = math.ceil((stop - start) / mesh_shape[d])
         start = min(start + length * coordinate[d], stop)
         box[dim] = (start, min(start + length, stop))
+
     return tuple(box)
 
 
@@ -92,6 +98,7 @@ def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int
     placement = placements[d]
     if isinstance(placement, Shard):
         return placement.dim
+
     if isinstance(placement, _StridedShard):
         inner = [
             size
@@ -100,6 +107,7 @@ def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int
         ]
         if math.prod(inner) == placement.split_factor:
             return placement.dim
+
     raise ValueError(
         f"a parameter with placements {tuple(placements)} cannot be stepped: {placement} does not "
         "leave one contiguous box on each rank; use Shard and Replicate, as fully_shard does"
@@ -168,26 +176,42 @@ def make_plan(
         [local_box(m.shape, m.placements, mesh_shape, place) for place in coordinates]
         for m in members
     ]
+
     pieces = tuple(piece for k, m in enumerate(members) for piece in _cut(k, m, num_ranks))
     owners = _assign_owners(pieces, boxes, num_ranks)
+
     out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
             place = coordinates[owner]
+
             # The holder with most mesh coordinates in common with the owner.
             sender = max(holders, key=lambda r: sum(map(operator.eq, coordinates[r], place)))
             at_owner = _parcel(number, region, piece.box)
+
             at_holder = _parcel(piece.member, region, boxes[piece.member][me])
             if me == sender:
                 out[owner].append(at_holder)
+
             if me in holders:
                 back[owner].append(at_holder)
+
             if me == owner:
                 gathered[sender].append(at_owner)
                 for holder in holders:
                     returned[holder].append(at_owner)
+
     copies = tuple(held.index(held[me]) for held in boxes)
-    return Plan(me, pieces, owners, out, gathered, returned, back, copies)
+    return Plan(
+        me,
+        pieces,
+        owners,
+        out,
+        gathered,
+        returned,
+        back,
+        copies,
+    )
 
 
 def _assign_owners(
@@ -196,7 +220,8 @@ def _assign_owners(
     """One owner per piece: largest first, each to a rank that holds it whole while that rank is
     below its share, else to the least loaded rank. `boxes` is [member][rank]."""
     fair = sum(piece.flops for piece in pieces) / num_ranks
-    load, owners = [0] * num_ranks, [0] * len(pieces)
+    load = [0] * num_ranks
+    owners = [0] * len(pieces)
 
     def least_loaded(ranks: Sequence[int]) -> int:
         return min(ranks, key=lambda r: (load[r], r))
@@ -207,18 +232,26 @@ def _assign_owners(
     for number in sorted(range(len(pieces)), key=lambda k: (-pieces[k].flops, k)):
         piece = pieces[number]
         homes = [r for r in range(num_ranks) if holds(boxes[piece.member][r], piece.box)]
+
         owner = least_loaded(homes or range(num_ranks))
         if load[owner] + piece.flops > _HOME_SLACK * fair:
             owner = least_loaded(range(num_ranks))
+
         owners[number] = owner
         load[owner] += piece.flops
+
     return tuple(owners)
 
 
 def exchange(
-    sources: Sequence[Tensor | None], out: list[list[Parcel]], targets: Sequence[Tensor | None],
-    into: list[list[Parcel]], team: Team, dtype: torch.dtype, device: torch.device,
-) -> None:  # fmt: skip
+    sources: Sequence[Tensor | None],
+    out: list[list[Parcel]],
+    targets: Sequence[Tensor | None],
+    into: list[list[Parcel]],
+    team: Team,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     """Cut the parcels `out` (one list per rank) from `sources`, send all of them in one all-to-all
     as `dtype`, and write the received parcels `into` into `targets`. Items number the tensors;
     `into` is in the order in which the sender cuts."""
@@ -226,10 +259,18 @@ def exchange(
     send = torch.empty(sum(sent), dtype=dtype, device=device)
     for region, part in _parts(sources, out, send):
         part.copy_(region)
+
     received = send
     if len(team.coordinates) > 1:
         received = torch.empty(sum(awaited), dtype=dtype, device=device)
-        dist.all_to_all_single(received, send, awaited, sent, group=team.group)
+        dist.all_to_all_single(
+            received,
+            send,
+            awaited,
+            sent,
+            group=team.group,
+        )
+
     for region, part in _parts(targets, into, received):
         region.copy_(part)
 
@@ -256,22 +297,27 @@ def block_shapes(view: str, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
 def _cut(number: int, member: Member, num_ranks: int) -> list[Piece]:
     """Cut a parameter along its first dimension into at most `num_ranks` pieces, if its blocks are
     separate along it. Sharded along it, each rank's box is then a piece if the blocks fit."""
-    view, length = View.parse(member.view), member.shape[0]
+    view = View.parse(member.view)
+    length = member.shape[0]
     along_first = view.axis == ("cols" if view.transposed else "rows")
     even = view.num > 1 and not view.sizes and not view.groups
     slabs = length if view.layout == "stack" else view.num if along_first and even else 1
     size = length // slabs
     per_piece = math.ceil(slabs / num_ranks)
+
     pieces = []
     for first in range(0, slabs, per_piece):
         count = min(per_piece, slabs - first)
         box = ((first * size, (first + count) * size), *((0, n) for n in member.shape[1:]))
         part = view if view.layout == "stack" or slabs == 1 else replace(view, num=count)
+
         flops = sum(
             num * _flops(member.filter, min(rows, cols), max(rows, cols))
             for num, rows, cols in block_shapes(str(part), extent(box))
         )
+
         pieces.append(Piece(number, box, str(part), flops))
+
     return pieces
 
 
@@ -292,6 +338,7 @@ def _holders(piece: Piece, boxes: Sequence[Box]) -> dict[Box, list[int]]:
         )
         if all(start < stop for start, stop in region):
             holders.setdefault(region, []).append(rank)
+
     return holders
 
 

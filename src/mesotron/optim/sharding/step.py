@@ -95,7 +95,10 @@ class OwnerJob:
     holders, in the precision of their weights."""
 
     def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
-        self.group, self.reference, self.lines, self.finite = group, reference, None, None
+        self.group = group
+        self.reference = reference
+        self.lines = None
+        self.finite = None
         self.windows = View.parse(view).windows(whole)
 
     def pack(self, index: int, out: Tensor) -> None:
@@ -119,13 +122,23 @@ def sharded_step(
         assert isinstance(p, DTensor)
         if p.device_mesh.get_coordinate() is None:
             continue
+
         grad = p.grad
         if grad is not None:
             assert isinstance(grad, DTensor)
             if grad.placements != p.placements:  # tensor parallel: pending sums
                 grad = grad.redistribute(placements=p.placements)
             grad = grad.to_local()
-        meshes.setdefault(p.device_mesh, []).append(Part(p, group, number, p.to_local(), grad))
+
+        meshes.setdefault(p.device_mesh, []).append(
+            Part(
+                p,
+                group,
+                number,
+                p.to_local(),
+                grad,
+            )
+        )
         # State for every parameter, gradient or not: a distributed checkpoint needs equal keys on
         # all ranks.
         if group["rule"] not in AUXILIARY_RULES:
@@ -133,6 +146,7 @@ def sharded_step(
             keep_start(states[p], p, group)
         elif not states[p]:
             states[p].update(NEW_STATE[group["rule"]](p))
+
     for mesh, parts in meshes.items():
         _step_mesh(states, parts, team_of(mesh), names, stats)
 
@@ -145,19 +159,35 @@ def _step_mesh(
     local = StepStats()
     _step_auxiliary(states, parts, agreed, team, local)
     by_dtype: dict[torch.dtype, list[int]] = {}
+
     ok = agreed.ok.tolist() if agreed.on_host else [True] * len(parts)
     for k, part in enumerate(parts):
         if not part.auxiliary and ok[k]:
             by_dtype.setdefault(_wire_dtype(part), []).append(k)
-    groups, alignments = [], []
+
+    groups = []
+    alignments = []
     for dtype, numbers in by_dtype.items():
-        alignments.append(_step_spectral(states, parts, numbers, dtype, agreed, team, local))
+        alignments.append(
+            _step_spectral(
+                states,
+                parts,
+                numbers,
+                dtype,
+                agreed,
+                team,
+                local,
+            )
+        )
+
         groups += [parts[k].group["name"] for k in numbers]
+
     # Statistics are summed inside the step, so that reading them needs no other rank.
     totals = local.totals(names, parts[0].weight.device)
     table = torch.cat([totals.flatten(), *(a.flatten() for a in alignments)])
     dist.all_reduce(table, group=team.group)
     stats.shared.append((names, table[: totals.numel()].view_as(totals)))
+
     if groups:
         xg, xx, gg = table[totals.numel() :].view(-1, 3).unbind(1)
         length = (xx * gg).sqrt()
@@ -165,32 +195,39 @@ def _step_mesh(
 
 
 def _agree(parts: list[Part], team: Team) -> Agreement:
-    num, device = len(parts), parts[0].weight.device
+    num = len(parts)
+    device = parts[0].weight.device
     table = torch.zeros(2 * num, dtype=torch.float64, device=device)
     present = [k for k, part in enumerate(parts) if part.grad is not None]
     filled = [k for k in present if parts[k].weight.numel()]
+
     if present:
         table.index_fill_(0, move(torch.tensor(present), device), 1.0)
+
     if filled:
         grads = [parts[k].grad for k in filled]
         peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
         peaks = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
         table.index_copy_(0, move(torch.tensor(filled) + num, device), peaks)
+
     dist.all_reduce(table, dist.ReduceOp.MAX, group=team.group)
     return Agreement(table[:num] > 0, table[num:])
 
 
 def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: StepStats) -> None:
     """Record which gradients were finite; on the CPU, the first rank logs which were not."""
-    finite, names = agreed.finite, [part.group["name"] for part in parts]
+    finite = agreed.finite
+    names = [part.group["name"] for part in parts]
     if agreed.on_host:
         bad = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
         for name, count in bad.items() if team.me == 0 else ():
             text = "%d gradients in group %r are not finite on some rank: all ranks skip these"
             _log.warning(text, count, name)
+
         present = agreed.present.tolist()
         names = [name for name, here in zip(names, present, strict=True) if here]
         finite = finite[agreed.present]
+
     stats.finite.append((names, finite))
 
 
@@ -202,96 +239,163 @@ def _step_auxiliary(
     for k, part in enumerate(parts):
         if part.auxiliary:
             groups.setdefault(part.group["name"], []).append(k)
+
     for numbers in groups.values():
         if agreed.on_host:
-            ok, found_inf = agreed.ok.tolist(), None
+            ok = agreed.ok.tolist()
+            found_inf = None
             kept = [k for k in numbers if ok[k]]
         else:  # a flag on the device that stops the whole group
             index = move(torch.tensor(numbers), agreed.finite.device)
             found_inf = (~agreed.finite.index_select(0, index).all()).float()
             kept = [k for k in numbers if parts[k].grad is not None]
+
         kept = [k for k in kept if parts[k].weight.numel()]
         if not kept:
             continue
+
         chosen = [parts[k] for k in kept]
         local = [{key: _local(x) for key, x in states[part.param].items()} for part in chosen]
         group = chosen[0].group
-        weights, grads = [part.weight for part in chosen], [part.gradient() for part in chosen]
+        weights = [part.weight for part in chosen]
+        grads = [part.gradient() for part in chosen]
         streams = [rounding_seed(0, part.number, _first_holder(part, team)) for part in chosen]
-        batch = Batch(weights, grads, local, group, found_inf, streams)
+
+        batch = Batch(
+            weights,
+            grads,
+            local,
+            group,
+            found_inf,
+            streams,
+        )
+
         STEPS[group["rule"]](batch, stats)
 
 
 def _first_holder(part: Part, team: Team) -> int:
     """The first of the ranks that hold the same box as this one: copies must be rounded alike."""
-    shape, placements = part.param.shape, part.param.placements
+    shape = part.param.shape
+    placements = part.param.placements
     boxes = [local_box(shape, placements, team.mesh_shape, place) for place in team.coordinates]
+
     return boxes.index(boxes[team.me])
 
 
 def _wire_dtype(part: Part) -> torch.dtype:
     """The filter's own dtype, so that nothing is lost or sent needlessly. On a CPU not the measured
     one: ranks might measure differently."""
-    device, weights = part.weight.device, part.weight.dtype
+    device = part.weight.device
+    weights = part.weight.dtype
     if device.type == "cpu" and part.group["dtype"] is None:
         return torch.promote_types(weights, torch.float32)
+
     return work_dtype(part.group, weights, device)
 
 
 def _step_spectral(
-    states: States, parts: list[Part], numbers: list[int], dtype: torch.dtype, agreed: Agreement,
-    team: Team, stats: StepStats,
-) -> Tensor:  # fmt: skip
+    states: States,
+    parts: list[Part],
+    numbers: list[int],
+    dtype: torch.dtype,
+    agreed: Agreement,
+    team: Team,
+    stats: StepStats,
+) -> Tensor:
     """Filter and step the parts `numbers`; returns their `_alignment`, [len(numbers), 3]."""
     chosen = [parts[k] for k in numbers]
     members = tuple(_member(part, team) for part in chosen)
     plan = make_plan(members, team.mesh_shape, team.coordinates, team.me)
     ok = agreed.ok
     masks = [None if agreed.on_host else ok[k] for k in numbers]
+
     wholes: list[Tensor | None] = [None] * len(plan.pieces)
     for k in plan.owned:
         wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=ok.device)
+
     directions = [_direct(states, *pair) for pair in zip(chosen, masks, strict=True)]
-    exchange(directions, plan.out, wholes, plan.gathered, team, dtype, ok.device)
+    exchange(
+        directions,
+        plan.out,
+        wholes,
+        plan.gathered,
+        team,
+        dtype,
+        ok.device,
+    )
+
     del directions  # as large as the shards
     jobs = []
     for k in plan.owned:
-        whole, piece = wholes[k], plan.pieces[k]
+        whole = wholes[k]
+        piece = plan.pieces[k]
         assert whole is not None
         part = chosen[piece.member]
         jobs.append(OwnerJob(whole, part.group, piece.view, part.reference_scale()))
+
     filter_and_apply(jobs, stats)
     updates: list[Tensor | None] = [torch.empty_like(p.weight, dtype=dtype) for p in chosen]
-    exchange(wholes, plan.returned, updates, plan.back, team, dtype, ok.device)
+    exchange(
+        wholes,
+        plan.returned,
+        updates,
+        plan.back,
+        team,
+        dtype,
+        ok.device,
+    )
+
     alignments = []
     for k, (part, mask, update) in enumerate(zip(chosen, masks, updates, strict=True)):
         assert update is not None
+
         # The same for all holders of a copy, another for every other shard.
         seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
         step_size = part.group["lr"] * part.reference_scale()
-        step_weights(part.weight, update, step_size, part.group, mask, seed)
+        step_weights(
+            part.weight,
+            update,
+            step_size,
+            part.group,
+            mask,
+            seed,
+        )
+
         if part.group["leash"] is not None:
-            pull(part.weight, states[part.param], part.group, mask, rounding_seed(seed, 0, 1))
+            pull(
+                part.weight,
+                states[part.param],
+                part.group,
+                mask,
+                rounding_seed(seed, 0, 1),
+            )
+
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
+
     return torch.stack(alignments)
 
 
 def _member(part: Part, team: Team) -> Member:
-    p, group = part.param, part.group
+    p = part.param
+    group = part.group
     box = local_box(p.shape, p.placements, team.mesh_shape, team.coordinates[team.me])
+
     if extent(box) != tuple(part.weight.shape):
         raise ValueError(
             f"a parameter of shape {tuple(p.shape)} with placements {p.placements} has "
             f"{tuple(part.weight.shape)} on this rank, expected {extent(box)}: its shards are not "
             "even chunks; shard it with fully_shard or distribute_tensor"
         )
+
     return Member(tuple(p.shape), p.placements, group["view"], group_filter(group))
 
 
 def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
     """Update this rank's momentum; returns the direction, zero where nothing will be stepped."""
-    grad, momentum = part.gradient(), _local(states[part.param]["momentum_buffer"])
+    grad = part.gradient()
+    momentum = _local(states[part.param]["momentum_buffer"])
     U = update_momentum(grad, momentum, part.group, finite)
+
     return U if finite is None else torch.where(finite, U, 0.0)
 
 
@@ -300,13 +404,16 @@ def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | Non
     Every element of a parameter has equally many copies, so the cosine is unaffected."""
     if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)
+
     dim = part.param.ndim - 2 if View.parse(part.group["view"]).layout == "stack" else 0
     stride = max(1, part.param.shape[dim] // SAMPLE_ROWS)
     rows = (*[slice(None)] * dim, slice(None, None, stride))
     x, g = (t[rows].flatten().double() for t in (update, part.gradient()))
+
     g = g / largest.clamp_min(torch.finfo(torch.float32).tiny)
     if finite is not None:
         g = torch.where(finite, g, 0.0)
+
     return torch.stack([x.dot(g), x.dot(x), g.dot(g)])
 
 

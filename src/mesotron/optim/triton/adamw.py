@@ -42,6 +42,7 @@ def can_fuse(vector: Vector) -> bool:
     p, grad, state, group, _ = vector
     if group["rule"] != "adamw" or group["fused"] is False:
         return False
+
     tensors = (p, grad, state["exp_avg"], state["exp_avg_sq"])
     return (
         all(t.dtype in TRITON_DTYPES and t.stride() == p.stride() for t in tensors)
@@ -71,11 +72,13 @@ def make_batch(vectors: list[Vector], group: int, first: int) -> Batch:
          v.param.numel())
         for v in vectors
     ]  # fmt: skip
+
     counts = torch.tensor([-(-row[3] // CHUNK) for row in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
     place = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
     streams = [rounding_seed(0, v.number, 0) for v in vectors]
     addresses = [address for row in rows for address in row[:3]]
+
     return Batch(
         vectors=vectors,
         group=group,
@@ -100,6 +103,7 @@ def _chunk(table, chunks, CHUNK: tl.constexpr):
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     start = tl.load(chunks + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     at = start + tl.arange(0, CHUNK)
+
     return tensor, at, at < tl.load(table + 4 * tensor + 3)
 
 
@@ -131,10 +135,11 @@ def _adamw_kernel(
     weights_at = _pointer(table + 4 * tensor, W_DTYPE, ALIGNED) + at
     m_at = _pointer(table + 4 * tensor + 1, tl.float32, ALIGNED) + at
     v_at = _pointer(table + 4 * tensor + 2, tl.float32, ALIGNED) + at
-    decay, eps = tl.load(factors), tl.load(factors + 1)
-    one_minus_beta1, beta2, one_minus_beta2 = (
-        tl.load(factors + 2), tl.load(factors + 3), tl.load(factors + 4),
-    )  # fmt: skip
+    decay = tl.load(factors)
+    eps = tl.load(factors + 1)
+    one_minus_beta1 = tl.load(factors + 2)
+    beta2 = tl.load(factors + 3)
+    one_minus_beta2 = tl.load(factors + 4)  # fmt: skip
     step_size = tl.load(corrections + 2 * tensor)
     root = tl.load(corrections + 2 * tensor + 1)
 
@@ -146,6 +151,7 @@ def _adamw_kernel(
     weight = tl.load(weights_at, mask=active, other=0.0).to(tl.float32)
     move = step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)
     move = tl.where(active, move, 0.0)
+
     weight = weight - decay * weight - move
     if tl.bfloat16 == W_DTYPE:
         seed = tl.load(seeds + tensor).to(tl.uint32, bitcast=True)
@@ -153,9 +159,11 @@ def _adamw_kernel(
         rounded = (weight.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
         finite = magnitude_bits(weight) < 0x7F800000
         weight = tl.where(finite, rounded.to(tl.float32, bitcast=True), weight)
+
     tl.store(m_at, m, mask=active)
     tl.store(v_at, v, mask=active)
     tl.store(weights_at, weight.to(W_DTYPE), mask=active)
+
     # Scaled by a power of two, so that the squares stay in range.
     scaled = gradient * power_of_two_below(bits)
     tl.store(sums + 3 * tl.program_id(0), tl.sum(move * move))
@@ -168,9 +176,11 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
     parameters; `numbers`, float64, has lr, weight decay, momentum, beta1, beta2 and eps. A gradient
     that is not finite stops the whole group."""
     lr, weight_decay, _, beta1, beta2, eps = numbers.unbind()
-    device, name = addresses.device, batches[0].vectors[0].group["name"]
+    device = addresses.device
+    name = batches[0].vectors[0].group["name"]
     vectors = [v for batch in batches for v in batch.vectors]
     peaks = torch.zeros(len(vectors), dtype=torch.int32, device=device)
+
     parts = peaks.split([len(batch.vectors) for batch in batches])
     for batch, part in zip(batches, parts, strict=True):
         grads = addresses[batch.first : batch.first + len(batch.vectors)]
@@ -178,16 +188,20 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
             grads, batch.table, batch.chunks, part, TRITON_DTYPES[batch.vectors[0].grad.dtype],
             ALIGNED=batch.aligned, CHUNK=CHUNK, num_warps=8,
         )  # fmt: skip
+
     finite = peaks < INFINITY_BITS
     stats.finite.append(([name] * len(vectors), finite))
     peak = peaks.amax()
     counters = [v.state["step"] for v in vectors]
+
     # One flag for each: a single tensor would be read by the host.
     torch._foreach_add_(counters, [finite.all().float()] * len(counters))  # pyright: ignore
     factors = torch.stack([lr * weight_decay, eps, 1 - beta1, beta2, 1 - beta2]).float()
+
     sums = []
     for batch in batches:
         steps = torch.stack([v.state["step"] for v in batch.vectors])
+
         # In float64: 1 - 0.999 would lose four digits.
         wide = steps.clamp_min(1).double()
         root = (1 - beta2**wide).sqrt()
@@ -196,11 +210,13 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
         sums.append(torch.empty(len(batch.chunks), 3, dtype=torch.float32, device=device))
         first = batch.vectors[0]
         grads = addresses[batch.first : batch.first + len(batch.vectors)]
+
         _adamw_kernel[(len(batch.chunks),)](
             grads, batch.table, batch.chunks, peak, factors, corrections, seeds, sums[-1],
             W_DTYPE=TRITON_DTYPES[first.param.dtype], G_DTYPE=TRITON_DTYPES[first.grad.dtype],
             ALIGNED=batch.aligned, CHUNK=CHUNK, num_warps=8,
         )  # fmt: skip
+
     moved, product, square = torch.cat(sums).double().sum(dim=0).unbind()
     count = sum(v.param.numel() for v in vectors)
     stats.updates.append((name, (moved / count).sqrt(), count))

@@ -53,15 +53,19 @@ def tabulate(views: Sequence[Tensor]) -> WindowTable:
     """The table of B [m, n] views of one dtype and device, each contiguous along one axis (`p`,
     `p.T`, `p[:64]` and `p[:, 64:128]` of a contiguous `p` all are)."""
     first = views[0]
+
     # The stride of an axis of length 1 is never used and becomes 1.
     strides = torch.tensor(
         [[1 if size == 1 else step for size, step in zip(v.shape, v.stride())] for v in views],
         dtype=torch.int64,
     )
+
     if (strides != 1).all(dim=1).any():
         raise ValueError("a window must be contiguous along one axis; pass a contiguous copy")
+
     addresses = [view.data_ptr() for view in views]
     lines_aligned = strides.amax(dim=1) % (16 // first.element_size()) == 0
+
     return WindowTable(
         entries=move(torch.cat([torch.tensor(addresses)[:, None], strides], dim=1), first.device),
         strides=strides,
@@ -89,13 +93,17 @@ def window_pointers(
     pointer = tl.load(table + 3 * block).to(tl.pointer_type(DTYPE))
     if ROW_MAJOR:
         stride = tl.load(table + 3 * block + 1)
-        slow, fast = rows, columns
+        slow = rows
+        fast = columns
     else:
         stride = tl.load(table + 3 * block + 2)
-        slow, fast = columns, rows
+        slow = columns
+        fast = rows
+
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
         stride = tl.multiple_of(stride, 8 if DTYPE.primitive_bitwidth == 16 else 4)
+
     return pointer + slow.to(tl.int64)[:, None] * stride + fast[None, :]
 
 
@@ -106,6 +114,7 @@ def window_mask(rows, columns, m, n, ROW_MAJOR: tl.constexpr):
         inside = (rows < m)[:, None] & (columns < n)[None, :]
     else:
         inside = (columns < n)[:, None] & (rows < m)[None, :]
+
     return inside
 
 
@@ -115,6 +124,7 @@ def tile_axes(tile, n, TILE: tl.constexpr):
     tiles_across = tl.cdiv(n, TILE)
     rows = (tile // tiles_across) * TILE + tl.arange(0, TILE)
     columns = (tile % tiles_across) * TILE + tl.arange(0, TILE)
+
     return rows, columns
 
 
@@ -164,6 +174,7 @@ def _inspect_kernel(
         bits = _tile_peak(table, block, rows, columns, m, n, DTYPE, True, ALIGNED)
     else:
         bits = _tile_peak(table, block, rows, columns, m, n, DTYPE, False, ALIGNED)
+
     tl.atomic_max(peak + block, bits, sem="relaxed")
 
 
@@ -171,9 +182,11 @@ def inspect(windows: WindowTable, peak: Tensor | None = None) -> Tensor:
     """The peak of every window, int32 [B]; written into `peak` if given."""
     if peak is None:
         peak = torch.empty(len(windows), dtype=torch.int32, device=windows.entries.device)
+
     peak.zero_()
     m, n = windows.shape
     tile = INSPECT_TILE if m >= INSPECT_TILE else TILE
+
     _inspect_kernel[(num_tiles(windows.shape, tile), len(windows))](
         windows.entries, peak, m, n,
         DTYPE=TRITON_DTYPES[windows.dtype], ALIGNED=windows.aligned, TILE=tile, num_warps=8,
@@ -201,10 +214,13 @@ def _update_tile(
     packed = (update * factor).to(X.dtype.element_ty)
     energy = tl.sum(packed.to(tl.float32) * packed.to(tl.float32))
     bits = tl.max(magnitude_bits(stored))
+
     if not ROW_MAJOR:
         packed = packed.T
+
     packed_at = X + (block.to(tl.int64) * m + rows)[:, None] * n + columns[None, :]
     tl.store(packed_at, packed, mask=window_mask(rows, columns, m, n, True))
+
     return energy, bits
 
 
@@ -220,10 +236,12 @@ def _update_kernel(
     gradient_bits = tl.load(gradient_peak + block)
     momentum_bits = tl.load(momentum_peak + block)
     finite = tl.maximum(gradient_bits, momentum_bits) < 0x7F800000
+
     # U is a convex combination of G and M, so the same combination of their peaks bounds it.
     kept = mu * mu if NESTEROV else mu
     bound = (1.0 - kept) * gradient_bits.to(tl.float32, bitcast=True)
     bound += kept * momentum_bits.to(tl.float32, bitcast=True)
+
     factor = power_of_two_below(bound.to(tl.int32, bitcast=True))
     if is_row_major(G, block):
         energy, bits = _update_tile(
@@ -235,6 +253,7 @@ def _update_kernel(
             G, M, X, block, rows, columns, m, n, mu, factor, finite,
             G_DTYPE, M_DTYPE, NESTEROV, False, ALIGNED,
         )  # fmt: skip
+
     # One sum a tile, added up afterwards: an atomic sum would depend on the order of arrival.
     tl.store(energies + block * tl.num_programs(0) + tl.program_id(0), energy)
     tl.atomic_max(next_momentum_peak + block, tl.where(finite, bits, momentum_bits), sem="relaxed")
@@ -255,16 +274,19 @@ def update_momentum(
     tiles = num_tiles(grads.shape, TILE)
     next_peak = torch.zeros_like(momentum_peak)
     energies = torch.empty(len(grads), tiles, dtype=torch.float32, device=X.device)
+
     _update_kernel[(tiles, len(grads))](
         grads.entries, momenta.entries, X, mu, gradient_peak, momentum_peak, next_peak, energies,
         m, n, G_DTYPE=TRITON_DTYPES[grads.dtype], M_DTYPE=TRITON_DTYPES[momenta.dtype],
         NESTEROV=nesterov, ALIGNED=grads.aligned and momenta.aligned, TILE=TILE, num_warps=4,
     )  # fmt: skip
+
     # Sum the tiles, take the root and the reciprocal, and keep the new peaks, in one launch.
     norms = torch.empty(3, len(grads), dtype=torch.float32, device=X.device)
     _settle_kernel[(len(grads),)](
         energies, next_peak, momentum_peak, norms, len(grads), tiles, WIDTH=256, num_warps=2
     )
+
     return Packed(*norms.unbind())
 
 
@@ -275,6 +297,7 @@ def _settle_kernel(energies, next_peak, peak, norms, num_blocks, tiles, WIDTH: t
     for start in range(0, tiles, WIDTH):
         at = start + tl.arange(0, WIDTH)
         total += tl.load(energies + block * tiles + at, mask=at < tiles, other=0.0)
+
     sumsq = tl.sum(total)
     safe = tl.where(sumsq > 0.0, sumsq, 1.0)
     tl.store(norms + block, sumsq)
@@ -294,6 +317,7 @@ def _round_stochastically(x, key, tile, SIDE: tl.constexpr):
     words = tl.join(tl.join(a, b), tl.join(c, d)).reshape(SIDE, SIDE // 2)
     noise = tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF).reshape(SIDE, SIDE)
     bits = x.to(tl.int32, bitcast=True) + noise.to(tl.int32)
+
     return (bits & -65536).to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
@@ -311,15 +335,19 @@ def _write_tile(
 ):  # fmt: skip
     update = _load_update(F, block, rows, columns, m, n)
     energy = tl.sum(update * update)
+
     if not ROW_MAJOR:
         update = update.T
+
     at = window_pointers(W, block, rows, columns, W_DTYPE, ROW_MAJOR, ALIGNED)
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
+
     weight = kept * tl.load(at, mask=active, other=0.0).to(tl.float32) - step * update
     if STOCHASTIC:
         rounded = _round_stochastically(weight, key, tile, TILE)
     else:
         rounded = weight.to(W_DTYPE)
+
     tl.store(at, rounded, mask=active)
     return energy
 
@@ -337,6 +365,7 @@ def _write_kernel(
     kept = 1.0 - lr * tl.load(decay_at + block * decay_stride)
     step = lr * tl.load(scale + block) / tl.load(gain + block)
     finite = tl.load(gradient_peak + block) < 0x7F800000
+
     key = tl.load(seed) if STOCHASTIC else 0
     if is_row_major(W, block):
         energy = _write_tile(
@@ -348,6 +377,7 @@ def _write_kernel(
             W, F, block, tile, rows, columns, m, n, kept, step, finite, key,
             W_DTYPE, False, ALIGNED, STOCHASTIC, TILE,
         )  # fmt: skip
+
     tl.store(energies + tile, energy)
 
 
@@ -363,7 +393,9 @@ def write_back(
     m, n = weights.shape
     tiles = num_tiles(weights.shape, TILE)
     energies = torch.empty(len(weights), tiles, dtype=torch.float32, device=F.device)
-    lr, weight_decay = lr.expand(len(weights)), weight_decay.expand(len(weights))
+    lr = lr.expand(len(weights))
+    weight_decay = weight_decay.expand(len(weights))
+
     _write_kernel[(tiles, len(weights))](
         weights.entries, F, lr, lr.stride(0), weight_decay, weight_decay.stride(0), scale, gain,
         gradient_peak, gradient_peak if seed is None else seed, energies, m, n,
@@ -381,9 +413,11 @@ def _align_tile(
     update = _load_update(F, block, rows, columns, m, n)
     if not ROW_MAJOR:
         update = update.T
+
     at = window_pointers(G, block, rows, columns, G_DTYPE, ROW_MAJOR, ALIGNED)
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
     gradient = tl.load(at, mask=active, other=0.0).to(tl.float32) * factor
+
     return tl.sum(update * gradient), tl.sum(update * update), tl.sum(gradient * gradient)
 
 
@@ -394,11 +428,13 @@ def _align_kernel(
 ):  # fmt: skip
     block = tl.program_id(1)
     samples = tl.num_programs(0)
+
     # Spread over the window: sample s takes the tile at s/samples of the way.
     tile = (tl.program_id(0).to(tl.int64) * num_tiles // samples).to(tl.int32)
     rows, columns = tile_axes(tile, n, TILE)
     bits = tl.load(gradient_peak + block)
     factor = power_of_two_below(bits)
+
     finite = bits < 0x7F800000
     if is_row_major(G, block):
         fg, ff, gg = _align_tile(
@@ -408,6 +444,7 @@ def _align_kernel(
         fg, ff, gg = _align_tile(
             G, F, block, rows, columns, m, n, factor, finite, G_DTYPE, False, ALIGNED
         )
+
     at = sums + (block * samples + tl.program_id(0)) * 3
     tl.store(at, fg)
     tl.store(at + 1, ff)
@@ -425,6 +462,7 @@ def sample_alignment(
     tiles = num_tiles(grads.shape, TILE)
     samples = max(1, round(tiles * fraction))
     sums = torch.empty(len(grads), samples, 3, dtype=torch.float32, device=F.device)
+
     _align_kernel[(samples, len(grads))](
         grads.entries, F, gradient_peak, sums, m, n, tiles,
         G_DTYPE=TRITON_DTYPES[grads.dtype], ALIGNED=grads.aligned, TILE=TILE, num_warps=4,

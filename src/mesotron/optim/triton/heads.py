@@ -47,6 +47,7 @@ def _gram_on_chip(X, m, n, P: tl.constexpr, TILE_N: tl.constexpr):
         at = X + rows[:, None] * n + columns[None, :]
         x = tl.load(at, mask=(rows < m)[:, None] & (columns < n)[None, :], other=0.0)
         A = tl.dot(x, x.T, A)
+
     return A
 
 
@@ -67,14 +68,18 @@ def _precise_dot(S, T):
     t_high, t_low = _split(T)
     product = tl.dot(s_low, t_high)
     product = tl.dot(s_high, t_low, product)
+
     return tl.dot(s_high, t_high, product)
 
 
 @triton.jit
 def _step_polynomial(R, triple, P: tl.constexpr):
     """Z = a I + b R + c R^2."""
-    a, b, c = tl.load(triple), tl.load(triple + 1), tl.load(triple + 2)
+    a = tl.load(triple)
+    b = tl.load(triple + 1)
+    c = tl.load(triple + 2)
     diagonal = tl.arange(0, P)[:, None] == tl.arange(0, P)[None, :]
+
     return tl.where(diagonal, a, 0.0) + b * R + c * _precise_dot(R, R)
 
 
@@ -87,6 +92,7 @@ def _filter_on_chip(R, coefficients, num_steps, P: tl.constexpr):
         R = _precise_dot(_precise_dot(Z, R), Z)
         Z = _step_polynomial(R, coefficients + 3 * k, P)
         Q = _precise_dot(Z, Q)
+
     return Q
 
 
@@ -99,6 +105,7 @@ def _apply_on_chip(Q, X, out, factor, m, n, P: tl.constexpr, TILE_N: tl.constexp
     high = Q.to(dtype)
     low = (Q - high.to(tl.float32)).to(dtype)
     rows = tl.arange(0, P)
+
     total = 0.0
     for start in range(0, n, TILE_N):
         columns = start + tl.arange(0, TILE_N)
@@ -108,6 +115,7 @@ def _apply_on_chip(Q, X, out, factor, m, n, P: tl.constexpr, TILE_N: tl.constexp
         result = factor * tl.dot(high, x, tl.dot(low, x))
         total += tl.sum(result * result)
         tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+
     return total
 
 
@@ -122,6 +130,7 @@ def _heads_kernel(
     A = _gram_on_chip(X, m, n, P, TILE_N)
     diagonal = tl.arange(0, P)[:, None] == tl.arange(0, P)[None, :]
     trace = tl.sum(tl.where(diagonal, A, 0.0))
+
     # A zero block is divided by 1: its A, and so its result, is zero anyway.
     safe_trace = tl.where(trace > 0.0, trace, 1.0)
     A = A / safe_trace
@@ -153,6 +162,7 @@ def filter_heads(
     out = torch.empty_like(X) if out is None else out
     statistics = torch.empty(num_blocks, 3, dtype=torch.float32, device=X.device)
     padded = max(16, triton.next_power_of_2(m))
+
     _heads_kernel[(num_blocks,)](
         X, out, coefficients, statistics, m, n, len(coefficients), gain,
         P=padded, **_CONFIGS[padded],

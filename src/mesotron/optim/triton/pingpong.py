@@ -39,6 +39,7 @@ def _lower_tile(index, tile_rows):
     j = (height - gl.sqrt(height * height - 2.0 * index)).to(gl.int32)
     j = gl.where(j * tile_rows - j * (j - 1) // 2 > index, j - 1, j)
     j = gl.where((j + 1) * tile_rows - (j + 1) * j // 2 <= index, j + 1, j)
+
     return index - (j * tile_rows - j * (j - 1) // 2) + j, j
 
 
@@ -55,24 +56,29 @@ def _load(A, B, C, ring, shape, SAME: gl.constexpr, HAS_C: gl.constexpr):
     panels, tiles, full, empty = ring
     num_tasks, tasks_per_block, m, steps = shape
     slot = 0
+
     phase = 1
     for task in range(gl.program_id(0), num_tasks, gl.num_programs(0)):
         i, j = _lower_tile(task % tasks_per_block, m // TILE)
         top = task // tasks_per_block * m
+
         # On the diagonal of X X^T both panels are the same.
         apart = i != j if SAME else True
         for step in range(steps):
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
             mbarrier.expect(ready, A.block_type.nbytes + B.block_type.nbytes, pred=apart)
+
             if SAME:
                 mbarrier.expect(ready, A.block_type.nbytes, pred=i == j)
+
             at = step * DEPTH
             tma.async_copy_global_to_shared(A, [top + i * TILE, at], ready, panels.index(2 * slot))
             tma.async_copy_global_to_shared(
                 B, [top + j * TILE, at], ready, panels.index(2 * slot + 1), pred=apart
             )
             slot, phase = _advance(slot, phase)
+
         if HAS_C:
             mbarrier.wait(empty.index(slot), phase)
             ready = full.index(slot)
@@ -89,7 +95,14 @@ def _multiply(ring, slot, phase, steps, second, LAYOUT: gl.constexpr):
     mbarrier.wait(full.index(slot), phase)
     sums = warpgroup_mma_init(gl.zeros((TILE, TILE), gl.float32, LAYOUT))
     b = panels.index(2 * slot + second).permute((1, 0))
-    sums = warpgroup_mma(panels.index(2 * slot), b, sums, use_acc=False, is_async=True)
+
+    sums = warpgroup_mma(
+        panels.index(2 * slot),
+        b,
+        sums,
+        use_acc=False,
+        is_async=True,
+    )
     for _ in range(1, steps):
         last = slot
         slot, phase = _advance(slot, phase)
@@ -98,6 +111,7 @@ def _multiply(ring, slot, phase, steps, second, LAYOUT: gl.constexpr):
         sums = warpgroup_mma(panels.index(2 * slot), b, sums, is_async=True)
         sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[sums]))
         mbarrier.arrive(empty.index(last), count=1)
+
     return sums, slot, phase
 
 
@@ -121,6 +135,7 @@ def _write(result, out, buffer, top, i, j, LAYOUT: gl.constexpr):
         buffer.permute((1, 0)).store(result)
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [top + j * TILE, i * TILE], buffer)
+
     tma.store_wait(0)
 
 
@@ -131,15 +146,27 @@ def _factor(value, block, TABLE: gl.constexpr):
         factor = gl.load(value + block)
     else:
         factor = value
+
     return factor
 
 
 @gluon.jit
 def _compute(
-    out, squares, factors, ring, buffer, barriers, shape, WHO: gl.constexpr,
-    SAME: gl.constexpr, HAS_C: gl.constexpr, SQUARES: gl.constexpr,
-    ALPHAS: gl.constexpr, BETAS: gl.constexpr, DIAGS: gl.constexpr,
-):  # fmt: skip
+    out,
+    squares,
+    factors,
+    ring,
+    buffer,
+    barriers,
+    shape,
+    WHO: gl.constexpr,
+    SAME: gl.constexpr,
+    HAS_C: gl.constexpr,
+    SQUARES: gl.constexpr,
+    ALPHAS: gl.constexpr,
+    BETAS: gl.constexpr,
+    DIAGS: gl.constexpr,
+):
     """One of the two groups that multiply: every second task of this program. A group waits for its
     turn before it waits for a slot: a barrier knows only two phases, and those of tasks that the
     other group has yet to do look the same."""
@@ -148,6 +175,7 @@ def _compute(
     num_tasks, tasks_per_block, m, steps = shape
     alpha, beta, diag = factors
     turns, exits = barriers
+
     programs = gl.num_programs(0)
     for task in range(gl.program_id(0) + WHO * programs, num_tasks, 2 * programs):
         block = task // tasks_per_block
@@ -155,14 +183,25 @@ def _compute(
         number = task // programs  # of this task among both groups'
         my_phase = (number // 2 & 1) ^ (1 - WHO)
         position = number * (steps + HAS_C)
-        slot, phase = position % STAGES, (position // STAGES) & 1
+        slot = position % STAGES
+        phase = (position // STAGES) & 1
         second = gl.where(i == j, 0, 1) if SAME else 1
         mbarrier.wait(turns.index(WHO), my_phase)
-        sums, slot, phase = _multiply(ring, slot, phase, steps, second, LAYOUT)
+
+        sums, slot, phase = _multiply(
+            ring,
+            slot,
+            phase,
+            steps,
+            second,
+            LAYOUT,
+        )
+
         last = slot
         if HAS_C:
             slot, phase = _advance(slot, phase)
             mbarrier.wait(full.index(slot), phase)
+
         mbarrier.arrive(turns.index(1 - WHO), count=1)
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(empty.index(last), count=1)
@@ -173,26 +212,53 @@ def _compute(
             fence_async_shared()  # the next load into the slot comes after this read of it
             mbarrier.arrive(empty.index(slot), count=1)
             sums += _factor(beta, block, BETAS) * c.to(gl.float32)
+
         rows = i * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
         columns = j * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, LAYOUT))
         on_diagonal = rows[:, None] == columns[None, :]
         sums += gl.where(on_diagonal, _factor(diag, block, DIAGS), 0.0)
+
         if SQUARES:
             above = rows[:, None] < columns[None, :]
             weight = gl.where(above, 0.0, gl.where(on_diagonal, 1.0, 2.0))
             gl.store(squares + task, gl.sum(gl.sum(weight * sums * sums, 1), 0))
+
         mbarrier.wait(exits.index(WHO), my_phase)
-        _write(sums.to(out.dtype), out, buffer, block * m, i, j, LAYOUT)
+        _write(
+            sums.to(out.dtype),
+            out,
+            buffer,
+            block * m,
+            i,
+            j,
+            LAYOUT,
+        )
+
         mbarrier.arrive(exits.index(1 - WHO), count=1)
 
 
 @gluon.jit(do_not_specialize=["num_blocks"])
 def _pingpong_kernel(
-    A, B, C, out, squares, alpha, beta, diag, num_blocks, m, n,
-    SAME: gl.constexpr, HAS_C: gl.constexpr, SQUARES: gl.constexpr,
-    ALPHAS: gl.constexpr, BETAS: gl.constexpr, DIAGS: gl.constexpr,
-):  # fmt: skip
+    A,
+    B,
+    C,
+    out,
+    squares,
+    alpha,
+    beta,
+    diag,
+    num_blocks,
+    m,
+    n,
+    SAME: gl.constexpr,
+    HAS_C: gl.constexpr,
+    SQUARES: gl.constexpr,
+    ALPHAS: gl.constexpr,
+    BETAS: gl.constexpr,
+    DIAGS: gl.constexpr,
+):
     panels = gl.allocate_shared_memory(A.dtype, [2 * STAGES, TILE, DEPTH], A.layout)
+
     # The same memory: two panels of 64 columns lie in it as a tile of 128 does.
     tiles = panels._reinterpret(A.dtype, [STAGES, TILE, 2 * DEPTH], out.layout)
     buffer = gl.allocate_shared_memory(out.dtype, [TILE, TILE], out.layout)
@@ -200,30 +266,69 @@ def _pingpong_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     exits = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+
     for k in gl.static_range(STAGES):
         mbarrier.init(full.index(k), count=1)
         mbarrier.init(empty.index(k), count=1)
+
     for k in gl.static_range(2):
         mbarrier.init(turns.index(k), count=1)
         mbarrier.init(exits.index(k), count=1)
+
     fence_async_shared()
     tile_rows = m // TILE
     tasks_per_block = tile_rows * (tile_rows + 1) // 2
     shape = (num_blocks * tasks_per_block, tasks_per_block, m, gl.cdiv(n, DEPTH))
-    ring, factors = (panels, tiles, full, empty), (alpha, beta, diag)
+    ring = (panels, tiles, full, empty)
+    factors = (alpha, beta, diag)
     barriers = (turns, exits)
+
     # Registers: 168 for each of 12 warps at the start, which become 232, 232 and 40.
     gl.warp_specialize(
         [
-            (_compute, (out, squares, factors, ring, buffer, barriers, shape, 0,
-                        SAME, HAS_C, SQUARES, ALPHAS, BETAS, DIAGS)),
-            (_compute, (out, squares, factors, ring, buffer, barriers, shape, 1,
-                        SAME, HAS_C, SQUARES, ALPHAS, BETAS, DIAGS)),
+            (
+                _compute,
+                (
+                    out,
+                    squares,
+                    factors,
+                    ring,
+                    buffer,
+                    barriers,
+                    shape,
+                    0,
+                    SAME,
+                    HAS_C,
+                    SQUARES,
+                    ALPHAS,
+                    BETAS,
+                    DIAGS,
+                ),
+            ),
+            (
+                _compute,
+                (
+                    out,
+                    squares,
+                    factors,
+                    ring,
+                    buffer,
+                    barriers,
+                    shape,
+                    1,
+                    SAME,
+                    HAS_C,
+                    SQUARES,
+                    ALPHAS,
+                    BETAS,
+                    DIAGS,
+                ),
+            ),
             (_load, (A, B, C, ring, shape, SAME, HAS_C)),
         ],
         [4, 1],
         [232, 40],
-    )  # fmt: skip
+    )
 
 
 # Kernels by everything that Triton compiles for. Triton's own lookup costs the host more than the
@@ -232,33 +337,53 @@ _compiled: dict = {}
 
 
 def launch(
-    A: Tensor, B: Tensor, C: Tensor | None, out: Tensor,
-    factors: tuple[float | Tensor, float | Tensor, float | Tensor], num_programs: int,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor | None,
+    out: Tensor,
+    factors: tuple[float | Tensor, float | Tensor, float | Tensor],
+    num_programs: int,
     squares: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric. All matrices
     are contiguous and of one dtype, bf16 or fp16; m is a multiple of 128, n of 8. At most one
     program for each multiprocessor."""
     num_blocks, m, n = A.shape
     dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[A.dtype]
-    tile, depth = TILE.value, DEPTH.value
+    tile = TILE.value
+    depth = DEPTH.value
     panel_layout = gl.NVMMASharedLayout.get_default_for([tile, depth], dtype)
     tile_layout = gl.NVMMASharedLayout.get_default_for([tile, tile], dtype)
 
     def describe(X: Tensor, width: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
         columns = X.shape[-1]
-        return TensorDescriptor(X, [num_blocks * m, columns], [columns, 1], [tile, width], layout)
+        return TensorDescriptor(
+            X,
+            [num_blocks * m, columns],
+            [columns, 1],
+            [tile, width],
+            layout,
+        )
 
     result = describe(out, tile, tile_layout)
+
     # Triton compiles an integer of 1 in, which a key that tells numbers from tables would not show.
     pointers = (squares, *(x if isinstance(x, Tensor) else float(x) for x in factors))
     tables = tuple(isinstance(factor, Tensor) for factor in factors)
     flags = (A.data_ptr() == B.data_ptr(), C is not None, squares is not None, *tables)
+
     arguments = (
-        describe(A, depth, panel_layout), describe(B, depth, panel_layout),
-        result if C is None else describe(C, tile, tile_layout), result,
-        *pointers, num_blocks, m, n, *flags,
-    )  # fmt: skip
+        describe(A, depth, panel_layout),
+        describe(B, depth, panel_layout),
+        result if C is None else describe(C, tile, tile_layout),
+        result,
+        *pointers,
+        num_blocks,
+        m,
+        n,
+        *flags,
+    )
+
     aligned = tuple(isinstance(x, Tensor) and x.data_ptr() % 16 == 0 for x in pointers)
     key = (A.device, A.dtype, m, n, flags, aligned)
     if key in _compiled:
@@ -266,4 +391,5 @@ def launch(
     else:
         launched = _pingpong_kernel[(num_programs,)](*arguments, num_warps=4, maxnreg=168)
         _compiled[key] = launched
+
     return out

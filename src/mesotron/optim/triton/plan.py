@@ -27,9 +27,19 @@ WORK_DTYPE = torch.float16
 _PART_BYTES = 640 * 2**20
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SETTINGS = (
-    "view", "filter", "steps", "promote", "cutoff", "rank", "nesterov", "scale", "name", "batched",
-    "dtype", "fused",
-)  # fmt: skip
+    "view",
+    "filter",
+    "steps",
+    "promote",
+    "cutoff",
+    "rank",
+    "nesterov",
+    "scale",
+    "name",
+    "batched",
+    "dtype",
+    "fused",
+)
 
 
 @dataclass
@@ -60,14 +70,17 @@ class _Block(NamedTuple):
 
 
 def can_fuse(member: Member) -> bool:
-    p, group = member.param, member.group
+    p = member.param
+    group = member.group
     if group["fused"] is False or member.lines is not None or not triton.available(p.device):
         return False
     if group_filter(group).rank is not None or group["dtype"] is not None:
         return False
+
     tensors = (p, member.grad, member.momentum)
     if any(t.dtype not in _DTYPES for t in tensors):
         return False
+
     weight, grad, momentum = (_orientation(group["view"], p.shape, t.stride()) for t in tensors)
     return weight is not None and grad is not None and grad == momentum
 
@@ -90,8 +103,10 @@ def _block_strides(wide: Tensor) -> tuple[int, int] | None:
     s = wide.stride()
     if (r1 > 1 and s[2] != r2 * s[3]) or (c1 > 1 and s[4] != c2 * s[5]):
         return None
+
     row = s[3] if r2 > 1 else s[2]
     column = s[5] if c2 > 1 else s[4]
+
     return (row, column) if 1 in (row, column) else None
 
 
@@ -120,19 +135,32 @@ def make_buckets(members: list[Member]) -> list[Bucket]:
         tensors = (member.param, member.grad, member.momentum)
         settings = (group_filter(group), group["nesterov"], _identity(group["momentum"]))
         dtypes = tuple(t.dtype for t in tensors)
+
         alone = None if group["batched"] else number
         for windows in zip(*(view.windows(t) for t in tensors), strict=True):
             key = (*settings, windows[0].block_shape, dtypes, alone)
-            rows, cols = windows[0].rows, windows[0].cols
+            rows = windows[0].rows
+
+            cols = windows[0].cols
             for views in zip(*(_block_views(window.wide) for window in windows), strict=True):
                 by_key[key].append(_Block(number, views, rows, cols))
+
     buckets = []
     for (filter, nesterov, _, (m, n), _, _), blocks in by_key.items():
         most = max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize))
         count = -(-len(blocks) // min(most, elementwise.LARGEST_GRID))
         for part in range(count):  # parts of equal size
             cut = slice(part * len(blocks) // count, (part + 1) * len(blocks) // count)
-            buckets.append(_make_bucket(filter, (m, n), nesterov, blocks[cut], members))
+            buckets.append(
+                _make_bucket(
+                    filter,
+                    (m, n),
+                    nesterov,
+                    blocks[cut],
+                    members,
+                )
+            )
+
     return buckets
 
 
@@ -141,21 +169,27 @@ def _block_views(wide: Tensor) -> list[Tensor]:
     stack, cut, r1, r2, c1, c2 = wide.shape
     strides = _block_strides(wide)
     assert strides is not None  # `can_fuse` has checked
+
     first, (s0, s1) = int(wide.storage_offset()), wide.stride()[:2]
     offsets = [first + i * s0 + j * s1 for i in range(stack) for j in range(cut)]
+
     return [wide.as_strided((r1 * r2, c1 * c2), strides, offset) for offset in offsets]
 
 
 def _make_bucket(
-    filter: Filter, shape: tuple[int, int], nesterov: bool, blocks: list[_Block],
+    filter: Filter,
+    shape: tuple[int, int],
+    nesterov: bool,
+    blocks: list[_Block],
     members: list[Member],
-) -> Bucket:  # fmt: skip
+) -> Bucket:
     weights, grads, momenta = (
         elementwise.tabulate(views) for views in zip(*(b.views for b in blocks))
     )
     owners = [members[block.member].group for block in blocks]
     number = {id(group): i for i, group in enumerate(unique_groups(members))}
     scales = [step_scale(g["scale"], b.rows, b.cols) for g, b in zip(owners, blocks, strict=True)]
+
     return Bucket(
         filter=filter,
         shape=shape,

@@ -68,13 +68,16 @@ class FusedStep:
         self._buckets = make_buckets(members)
         tables = [bucket.grads.entries for bucket in self._buckets]
         self._entries = torch.cat(tables) if tables else torch.empty(0, 3, device=device)
+
         for bucket, part in zip(self._buckets, self._entries.split(list(map(len, tables)))):
             bucket.grads = replace(bucket.grads, entries=part)
+
         self._windows = [
             (members[i].number, offset)
             for bucket in self._buckets
             for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
         ]
+
         self._windows += [(v.number, 0) for vectors in groups for v in vectors]
         self._adamw = _make_batches(groups, len(self._entries), len(unique_groups(members)))
         self._inputs = _Inputs(
@@ -82,14 +85,17 @@ class FusedStep:
             len(self._entries) + sum(map(len, groups)),
             device,
         )
+
         self._owners = torch.tensor([g for b in self._buckets for g in b.groups], device=device)
         self._peaks = _GradientPeaks(self._buckets, len(members), device)
+
         # 64 bits: the bucket and its first parameter above, the step below, counted on the device.
         step = max((m.group["step"] for m in members), default=0) - 1
         firsts = [members[bucket.members[0]].number for bucket in self._buckets]
         streams = [rounding_seed(0, number, k) >> 1 for k, number in enumerate(firsts)]
         seeds = [(stream << 32) + step for stream in streams]
         self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+
         # Runs before the capture; negative: never. What is left for the plain step cannot join.
         whole = all(self._taken) and all(self.beside) and device.type == "cuda"
         self._patience = patience if whole and members else -1
@@ -107,14 +113,17 @@ class FusedStep:
         bases = {m.number: m.grad.data_ptr() for m in candidates}
         bases |= {v.number: v.grad.data_ptr() for v in chain.from_iterable(beside)}
         self.refresh(bases)
+
         capturing = self._patience >= 0 and torch.cuda.is_current_stream_capturing()
         if self._graph is None and self._patience == 0 and not capturing:
             self._capture()
+
         if self._graph is not None and not capturing:
             self.replay(stats)
         else:
             self._launch(stats)
             self._patience -= self._patience > 0
+
         return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
 
     def replayed(self, groups: list[dict[str, Any]], state: Mapping) -> "Replay | None":
@@ -135,9 +144,11 @@ class FusedStep:
         main = torch.cuda.current_stream() if branch is not None else None
         if branch is not None:
             branch.wait_stream(main)  # pyright: ignore
+
         with torch.cuda.stream(branch) if branch is not None else nullcontext():
             for batches in self._adamw:
                 adamw.run(batches, self._inputs.addresses, numbers[batches[0].group], stats)
+
         if self._buckets:
             self._entries[:, 0].copy_(self._inputs.addresses[: len(self._entries)])
             table = numbers[:, :3].float()
@@ -145,18 +156,37 @@ class FusedStep:
             sizes = [len(bucket.groups) for bucket in self._buckets]
             rates = zip(lr.split(sizes), decay.split(sizes), strict=True)
             seeds = self._seeds.add_(1).unbind()  # on the device, so that a replay goes on
+
             peaks = self._peaks.find(self._buckets)
-            for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
-                blocks = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
+            for bucket, peak, rate, seed in zip(
+                self._buckets,
+                peaks,
+                rates,
+                seeds,
+                strict=True,
+            ):
+                blocks = _run_bucket(
+                    bucket,
+                    peak,
+                    table[bucket.groups[0], 2],
+                    rate,
+                    seed,
+                )
+
                 stats.lazy.append((bucket.names, *blocks))
+
             stats.finite.append((self._names, self._peaks.finite(peaks)))
+
         if main is not None:
             main.wait_stream(branch)  # pyright: ignore
 
     def _capture(self) -> None:
-        graph, recorded = torch.cuda.CUDAGraph(), StepStats()
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        recorded = StepStats()
+        current = torch.cuda.current_stream()
+        side = torch.cuda.Stream()
         side.wait_stream(current)
+
         try:
             with torch.cuda.stream(side):
                 # Other threads may allocate or copy meanwhile.
@@ -169,7 +199,9 @@ class FusedStep:
             _log.warning("the optimizer's step is not captured in a CUDA graph: %s", error)
             self._patience = -1
         else:
-            self._graph, self._recorded = graph, recorded
+            self._graph = graph
+            self._recorded = recorded
+
         current.wait_stream(side)
 
 
@@ -181,34 +213,47 @@ class Replay:
         self._plan = plan
         self._groups = [(g, len(g["params"]), group_settings(g)) for g in groups]
         self._params = [
-            (p, p.data_ptr(), p.grad is not None and _layout(p.grad), state.get(p),
-             tuple(state.get(p, {}).values()))
-            for group in groups for p in group["params"]
-        ]  # fmt: skip
+            (
+                p,
+                p.data_ptr(),
+                p.grad is not None and _layout(p.grad),
+                state.get(p),
+                tuple(state.get(p, {}).values()),
+            )
+            for group in groups
+            for p in group["params"]
+        ]
 
     def run(self, groups: list[dict[str, Any]], state: Mapping, stats: StepStats) -> bool:
         """Whether the step was made; if not, nothing was changed."""
         if len(groups) != len(self._groups):
             return False
+
         for group, (old, size, settings) in zip(groups, self._groups):
             if group is not old or len(group["params"]) != size:
                 return False
             if group_settings(group) != settings:
                 return False
+
         bases = []
         for p, address, layout, held, tensors in self._params:
             grad = p.grad
             if (grad is not None and _layout(grad)) != layout or p.data_ptr() != address:
                 return False
+
             if layout:
                 own = state[p]
                 if own is not held or any(x is not y for x, y in zip(own.values(), tensors)):
                     return False
+
             bases.append(grad.data_ptr() if layout else 0)
+
         if torch.cuda.is_current_stream_capturing():
             return False
+
         self._plan.refresh(bases)
         self._plan.replay(stats)
+
         return True
 
 
@@ -224,12 +269,18 @@ def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list,
         (p.data_ptr(), M.data_ptr(), *_layout(G), settings[id(group)])
         for p, G, M, group, *_ in members
     ]
+
     vectors = [
-        (p.data_ptr(), *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
-         *_layout(grad), group_settings(group))
-        if group["rule"] == "adamw" else id(group)
+        (
+            p.data_ptr(),
+            *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
+            *_layout(grad),
+            group_settings(group),
+        )
+        if group["rule"] == "adamw"
+        else id(group)
         for p, grad, state, group, _ in chain.from_iterable(beside)
-    ]  # fmt: skip
+    ]
     return matrices, vectors
 
 
@@ -246,6 +297,7 @@ def _make_batches(groups: list[list[Vector]], first: int, number: int) -> list[l
         for _, same in groupby(vectors, key=_dtypes):
             out[-1].append(adamw.make_batch(list(same), index, first))
             first += len(out[-1][-1].vectors)
+
     return out
 
 
@@ -269,13 +321,16 @@ class _Inputs:
         numbers = [0.0 if isinstance(x, Tensor) else float(x) for x in self._settings()]
         if self._last == [*addresses, *numbers]:
             return
+
         self._last = [*addresses, *numbers]
         words = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
+
         source = torch.cat([torch.tensor(addresses, dtype=torch.int64), words])
         if self._buffer.is_cuda:
             source = source.pin_memory()
             if torch.cuda.is_current_stream_capturing():
                 self._captured.append(source)  # replays read it again
+
         self._buffer.copy_(source, non_blocking=True)
 
     def numbers(self) -> Tensor:
@@ -286,6 +341,7 @@ class _Inputs:
             table = table.clone()
             for i, x in tensors.items():
                 table[i].copy_(x)
+
         return table.view(-1, 6)
 
 
@@ -331,11 +387,13 @@ class _GradientPeaks:
         parts = list(peaks.split(self._sizes))
         for bucket, part in zip(buckets, parts, strict=True):
             elementwise.inspect(bucket.grads, part)
+
         if self._shared:
             bad = (peaks >= elementwise.INFINITY_BITS).int()
             worst = torch.zeros_like(self._firsts, dtype=torch.int32)
             worst.scatter_reduce_(0, self._owners, bad, "amax")
             peaks.copy_(torch.maximum(peaks, worst[self._owners] * elementwise.INFINITY_BITS))
+
         return parts
 
     def finite(self, peaks: list[Tensor]) -> Tensor:
@@ -354,19 +412,24 @@ def filter_blocks(
         gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1
         out, seen = filter_heads(X, _coefficients(filter, X.device), out=X, gain=gain)
         return out, _constant(gain, num, X.device), seen.concentration[:, None]
-    gain, per_trace = packed.norm, packed.inverse_square
+
+    gain = packed.norm
+    per_trace = packed.inverse_square
     squares = torch.empty(num, num_parts(num, m, X.device), dtype=torch.float32, device=X.device)
     R = gram(X, scale=per_trace, squares=squares)
+
     triples: Iterator = iter(filter.steps)
     if filter.cutoff is not None:
         R, gain, triples = _rescale_to_bound(R, gain, filter, (m, n))
         per_trace = gain.square().reciprocal()
+
     for k, segment in enumerate(fused_plan(m, n, filter)):
         # The kernel scales its float32 sums; cuBLAS would round them to float16 first and overflow.
         R = R if k == 0 else gram(X, scale=per_trace)
         with _exact_sums():
             torch.bmm(_chain(R, [next(triples) for _ in segment.steps]), X, out=spare)
         X, spare = spare, X
+
     return X, gain, squares
 
 
@@ -375,9 +438,18 @@ def fused_plan(m: int, n: int, filter: Filter) -> tuple[Segment, ...]:
     """The cheapest segments in which float16 stays accurate; the standard form: one step each."""
     steps = filter.steepest_steps(m, n)
     roundoff = torch.finfo(WORK_DTYPE).eps / 2
-    plan = cheapest_plan(m, n, steps, roundoff, SYMMETRIC, GRAM_TOLERANCE)
+    plan = cheapest_plan(
+        m,
+        n,
+        steps,
+        roundoff,
+        SYMMETRIC,
+        GRAM_TOLERANCE,
+    )
+
     if plan[0].form == "standard":
         return tuple(Segment("gram", (step,)) for step in steps)
+
     return plan
 
 
@@ -397,6 +469,7 @@ def _exact_sums() -> Iterator[None]:
     settings = torch.backends.cuda.matmul
     before = settings.allow_fp16_reduced_precision_reduction
     settings.allow_fp16_reduced_precision_reduction = False
+
     try:
         yield
     finally:
@@ -408,10 +481,19 @@ def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
     the kernel keeps them symmetric: an unsymmetric part would grow from step to step."""
     Q = None
     for k, (a, b, c) in enumerate(triples):  # numbers, or [B] where each block has its own
-        Z = symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+        Z = symmetric_product(
+            R,
+            R,
+            alpha=c,
+            C=R,
+            beta=b,
+            diag=a,
+        )
+
         Q = Z if Q is None else symmetric_product(Q, Z)
         if k < len(triples) - 1:
             R = symmetric_product(symmetric_product(R, Z), Z)
+
     return Q
 
 
@@ -421,15 +503,18 @@ def _rescale_to_bound(
     """As in `matrix`: divide by the Schatten-8 norm and aim each block's own coefficients."""
     S = symmetric_product(R, R).float()
     bound = torch.linalg.vector_norm(S, dim=(1, 2)).pow(0.25)
+
     bound = torch.where(bound > 0, bound, 1.0)
     if filter.cutoff == "noise":
         t = noise_edge(*shape) / bound
     else:
         t = filter.cutoff * largest_eigenvalue(S).pow(0.25) / bound
+
     # In float32: a factor rounded to float16 would shift every threshold the same way.
     torch.mul(R, bound.square().reciprocal()[:, None, None], out=R)
     triples = []
     for _ in range(filter.num_steps(*shape)):
         triple, t = aim(t)
         triples.append(triple)
+
     return R, gain * bound, iter(triples)

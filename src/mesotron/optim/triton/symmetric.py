@@ -31,6 +31,7 @@ def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
     j = tl.where(j * tile_rows - RATIO * (j * (j - 1) // 2) > index, j - 1, j)
     j = tl.where((j + 1) * tile_rows - RATIO * ((j + 1) * j // 2) <= index, j + 1, j)
     before = j * tile_rows - RATIO * (j * (j - 1) // 2)
+
     return index - before + RATIO * j, j
 
 
@@ -47,6 +48,7 @@ def _load_panel(
         columns = k + tl.arange(0, DEPTH)
         at = source + (block.to(tl.int64) * m + rows)[:, None] * n + columns[None, :]
         panel = tl.load(at, mask=(columns < n)[None, :], other=0.0)
+
     return panel
 
 
@@ -57,6 +59,7 @@ def _factor(value, block, TABLE: tl.constexpr):
         factor = tl.load(value + block)
     else:
         factor = value
+
     return factor
 
 
@@ -67,11 +70,14 @@ def _symmetric_kernel(
     ALPHAS: tl.constexpr, BETAS: tl.constexpr, DIAGS: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     RATIO: tl.constexpr = TILE_N // TILE_M
+
     # A small tile can afford a transpose in float32, and needs it: with the squares on its diagonal
     # left as they came (see below), the noise cutoff at 64 x 896 was off by 2e-2 instead of 2e-3.
     EVEN: tl.constexpr = RATIO == 1 and not PERSISTENT
-    tile_rows, tile_columns = tl.cdiv(m, TILE_M), tl.cdiv(m, TILE_N)
+    tile_rows = tl.cdiv(m, TILE_M)
+    tile_columns = tl.cdiv(m, TILE_N)
     tiles = tile_columns * tile_rows - RATIO * (tile_columns * (tile_columns - 1) // 2)
+
     steps = tl.cdiv(n, TILE_K)
     # A persistent program flattens both loops: it fetches the next tile while it stores this one.
     for task in tl.range(
@@ -79,36 +85,44 @@ def _symmetric_kernel(
     ):
         block = task // tiles
         i, j = _lower_tile(task % tiles, tile_rows, RATIO)
+
         sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
         for step in range(steps):
             a = _load_panel(A, block, i * TILE_M, step * TILE_K, m, n, TILE_M, TILE_K, TMA)
             b = _load_panel(B, block, j * TILE_N, step * TILE_K, m, n, TILE_N, TILE_K, TMA)
             sums = tl.dot(a, b.T, sums)
+
         if EVEN:
             sums = tl.where(i == j, 0.5 * (sums + sums.T), sums)
 
         rows = i * TILE_M + tl.arange(0, TILE_M)
         columns = j * TILE_N + tl.arange(0, TILE_N)
         base = block.to(tl.int64) * m * m
+
         # Rounding leaves S T a little unsymmetric, and each step would amplify that part, so the
         # lower triangle is stored twice, as it stands and mirrored. The cut goes around squares of
         # 8 x 8 on the diagonal, not through them: stores stay 16 bytes wide and no large tile needs
         # a transpose in float32. Every element has one writer.
-        row_group, column_group = rows // 8, columns // 8
+        row_group = rows // 8
+        column_group = columns // 8
         keep = (column_group[None, :] <= row_group[:, None]) & (rows < m)[:, None]
         keep &= (columns < m)[None, :]
         mirror = (column_group[:, None] < row_group[None, :]) & (rows < m)[None, :]
         sums *= _factor(alpha, block, ALPHAS)
+
         if C is not None:
             c = tl.load(C + base + rows[:, None] * m + columns[None, :], mask=keep, other=0.0)
             sums += _factor(beta, block, BETAS) * c.to(tl.float32)
+
         on_diagonal = rows[:, None] == columns[None, :]
         sums += tl.where(on_diagonal, _factor(diag, block, DIAGS), 0.0)
+
         if squares is not None:
             # What is also stored mirrored counts twice.
             twice = (column_group[None, :] < row_group[:, None]) & (rows < m)[:, None]
             weight = tl.where(keep, 1.0, 0.0) + tl.where(twice, 1.0, 0.0)
             tl.store(squares + task, tl.sum(weight * sums * sums))
+
         result = sums.to(out.dtype.element_ty)
         tl.store(out + base + rows[:, None] * m + columns[None, :], result, mask=keep)
         tl.store(out + base + columns[:, None] * m + rows[None, :], result.T, mask=mirror)
@@ -128,7 +142,8 @@ class TileConfig:
 
     def num_tiles(self, m: int) -> int:
         """Tiles that touch the lower triangle of an m x m result."""
-        rows, columns = triton.cdiv(m, self.tile_m), triton.cdiv(m, self.tile_n)
+        rows = triton.cdiv(m, self.tile_m)
+        columns = triton.cdiv(m, self.tile_n)
         return columns * rows - self.tile_n // self.tile_m * (columns * (columns - 1) // 2)
 
 
@@ -148,6 +163,7 @@ def _choose_tiles(num_blocks: int, m: int, device: torch.device) -> TileConfig:
 
 def _takes_pingpong(A: Tensor, B: Tensor, C: Tensor | None, out: Tensor) -> bool:
     num_blocks, m, n = A.shape
+
     # The copy engine moves all four, and wants them to start on 16 bytes.
     aligned = all(x is None or x.data_ptr() % 16 == 0 for x in (A, B, C, out))
     alike = out.dtype == A.dtype and (C is None or C.dtype == A.dtype)
@@ -156,6 +172,7 @@ def _takes_pingpong(A: Tensor, B: Tensor, C: Tensor | None, out: Tensor) -> bool
     )
     if not (whole and alike and aligned and A.is_cuda):
         return False
+
     return capability(A.device) == 9 and triton.__version__.startswith(_PINGPONG_WITH)
 
 
@@ -177,10 +194,12 @@ def _launch(
 
         programs = min(num_blocks * _LARGE.num_tiles(m), _num_processors(A.device))
         return pingpong.launch(A, B, C, out, factors, programs, squares)
+
     config = config or _choose_tiles(num_blocks, m, A.device)
     programs = num_blocks * config.num_tiles(m)
     if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
         programs = min(programs, config.persistent * _num_processors(A.device))
+
     # The copy engine wants rows that start on 16 bytes; other shapes take ordinary loads.
     tma = (
         capability(A.device) >= 9
@@ -188,11 +207,15 @@ def _launch(
         and A.data_ptr() % 16 == 0
         and B.data_ptr() % 16 == 0
     )
-    first, second = A, B
+
+    first = A
+    second = B
     if tma:
-        flat, strides = [num_blocks * m, n], [n, 1]
+        flat = [num_blocks * m, n]
+        strides = [n, 1]
         first = TensorDescriptor(A, flat, strides, [config.tile_m, config.tile_k])
         second = TensorDescriptor(B, flat, strides, [config.tile_n, config.tile_k])
+
     alpha, beta, diag = factors
     _symmetric_kernel[(programs,)](
         first, second, C, out, squares, alpha, beta, diag, num_blocks, m, n,
@@ -201,6 +224,7 @@ def _launch(
         DIAGS=isinstance(diag, Tensor), PERSISTENT=config.persistent > 0,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+
     return out
 
 

@@ -40,7 +40,16 @@ class Facts:
 
 def no_facts(truncated: bool) -> Facts:
     """For rewards that read no answer: only whether the completion was cut."""
-    return Facts(None, False, False, False, False, truncated, False, False)
+    return Facts(
+        None,
+        False,
+        False,
+        False,
+        False,
+        truncated,
+        False,
+        False,
+    )
 
 
 class Reading(NamedTuple):
@@ -80,11 +89,13 @@ class Judge:
         none; `truncated` says whether each was cut at the length limit."""
         if not self.reads:
             return [no_facts(bool(cut)) for cut in truncated]
+
         # Completions of a good policy are often alike: each distinct one is judged once.
         texts = list(zip(completions, map(bool, truncated), strict=True))
         read = {case: self._read(*case) for case in dict.fromkeys(texts)}
         cases = [(read[case], gold) for case, gold in zip(texts, golds, strict=True)]
         known = self._judge(list(dict.fromkeys(cases)))
+
         return [known[case] for case in cases]
 
     def _read(self, text: str, truncated: bool) -> Reading:
@@ -101,6 +112,7 @@ class Judge:
             bool(key or literal(gold)) for key, gold in zip(self.verifier.keys(golds), golds)
         ]
         right = self.verifier.same(answers, golds)
+
         return {
             (reading, gold): Facts(
                 answer=keys[i] if reading.formatted else None,
@@ -124,6 +136,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
     of_all = ("parsed", "formatted", "truncated", "gold_unparseable")
     graded = [fact for fact in facts if fact.graded]
     groups = ((of_all, facts), (("correct", "correct_unformatted"), graded))
+
     return {
         f"facts/{name}": sum(map(attrgetter(name), group)) / len(group)
         for names, group in groups

@@ -54,12 +54,14 @@ class AnswerFormat:
         """Start of the last well-formed answer, and the answer; None if there is none."""
         if self.prefix.strip(" {") not in text:  # fast path
             return None
+
         spans = _boxes(text) if self.suffix else self._lines(text, complete)
         last = None
         for start, answer in spans:
             answer = answer.strip()
             if 0 < len(answer) <= MAX_ANSWER and (last is None or start > last[0]):
                 last = (start, answer)
+
         return last
 
     def _lines(self, text: str, complete: bool) -> Iterator[tuple[int, str]]:

@@ -55,11 +55,13 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
     formatted = [found for form in FORMATS.values() if (found := form.find(text, complete))]
     if formatted:
         return max(formatted)[1]
+
     end = len(text)
     for phrase in reversed(list(_PHRASE.finditer(text))[-MAX_PHRASES:]):
         if answer := _after_phrase(text, phrase.end(), end, complete):
             return answer
         end = phrase.start()
+
     return _last(text, complete)
 
 
@@ -68,13 +70,16 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
     first = lead.end() if lead else start
     if "\n" in text[start:first].strip():  # the words of another line
         first = start
+
     if formula := _formula_at(text, first, end):
         return formula
+
     line_end = text.find("\n", first, end)
     line_end = end if line_end < 0 else line_end
     answer, stop = _value(text, first, line_end)
     if answer:
         return answer if complete or stop < len(text) else None
+
     formulas = [(m.start(), _content(m)) for m in _FORMULA.finditer(text, first, line_end)]
     formula = next((one for one in formulas if one[1]), None)
     number = _NUMBER.search(text, first, line_end)
@@ -82,9 +87,11 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
         return formula[1]
     if number:
         return number[0] if complete or number.end() < len(text) else None
+
     # Words count only where the text ends with them: "the answer is as follows" is none.
     words = text[start:].strip(_TRAILING + "\n")
     is_short = "\n" not in words and len(words) <= 80
+
     return words if words and is_short and complete and end == len(text) else None
 
 
@@ -92,11 +99,13 @@ def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     """A value that starts here and ends before prose, and where it ends."""
     rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
     heads = (rest[: m.start()] for m in _STOP.finditer(rest))
+
     stops = [len(x) for x in heads if all(x.count(a) <= x.count(b) for a, b in ("{}", "()", "[]"))]
     for stop in (len(rest), *stops[:1]):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
         if answer and (_readable(answer) or (" or " in answer and read_number(answer.split()[0]))):
             return answer, start + stop
+
     return None, start
 
 
@@ -111,7 +120,9 @@ def _formula_at(text: str, start: int, end: int) -> str | None:
         also = _ALSO.match(text, match.end(), end)
         if also is None:
             break
+
         start = also.end()
+
     return ", ".join(found) or None  # several are compared as several: a guess is not an answer
 
 
@@ -126,6 +137,7 @@ def _last(text: str, complete: bool) -> str | None:
     numbers = [m for m in _NUMBER.finditer(text) if complete or m.end() < len(text)]
     if not numbers:
         return None
+
     number = numbers[-1]
     for match in _FORMULA.finditer(text):
         if match.start() <= number.start() and number.end() <= match.end():
@@ -133,4 +145,5 @@ def _last(text: str, complete: bool) -> str | None:
             # After the last equals sign: 2x = 3\sqrt{2}.
             value = content.rpartition("=")[2].strip() if content else ""
             return value if _readable(value) else number[0]
+
     return number[0]

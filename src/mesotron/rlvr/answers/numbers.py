@@ -17,11 +17,22 @@ _MAX_DIGITS = 100  # of one number; more is not a plain answer
 
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
-_SYMBOLS = str.maketrans({
-    "\u2044": "/", "\u2215": "/", "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u2010": "-",
-    "\u00d7": r"\times ", "\u22c5": r"\cdot ", "\u00b7": r"\cdot ", "\u00f7": "/",
-    "\u221e": r"\infty ", "\u03c0": r"\pi ",
-})  # fmt: skip
+_SYMBOLS = str.maketrans(
+    {
+        "\u2044": "/",
+        "\u2215": "/",
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u2014": "-",
+        "\u2010": "-",
+        "\u00d7": r"\times ",
+        "\u22c5": r"\cdot ",
+        "\u00b7": r"\cdot ",
+        "\u00f7": "/",
+        "\u221e": r"\infty ",
+        "\u03c0": r"\pi ",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ def clean(text: str) -> str:
         " " + c if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
     )
     text = unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+
     return " ".join("".join(map(_visible, text)).split())[:MAX_LENGTH]
 
 
@@ -86,9 +98,16 @@ _UNIT = re.compile(
 )
 _BASE = re.compile(rf"({_DIGITS})_ ?\{{? ?(\d{{1,2}}) ?\}}?", re.ASCII)
 _AMOUNT = re.compile(r"([^$]*[\d.}]) ?[$€£¥]")  # the sign may stand behind: 12€, 12$
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+}
 _UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
-_SPELLINGS, _LETTER_UNITS = _UNITS["spellings"], _UNITS["letters"]
+_SPELLINGS = _UNITS["spellings"]
+_LETTER_UNITS = _UNITS["letters"]
 _TEXT_LETTER = re.compile(
     r"(?<=[\d}])((?: |~|\\[,;! ])*\\(?:text(?:rm|normal)?|mathrm|mbox) ?\{[ ~]*)"
     r"([mshgLNJWVK])(?=[ }/])",
@@ -110,12 +129,15 @@ def simplify_latex(text: str) -> str:
     text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace(r",\! ", ",")
     if text.startswith(r"\boxed{") and text.endswith("}"):
         text = text[len(r"\boxed{") : -1]
+
     text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
     text = _TEXT.sub(r" \1", _SPACE.sub(" ", _NO_SPACE.sub("", text)))
+
     text = text.strip(" *`").removesuffix(".")
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)]
+
     return " ".join(text.removesuffix(".").split())
 
 
@@ -124,6 +146,7 @@ def read_number(answer: str) -> Number | None:
     """A plain number, exactly, or None if the text is anything else."""
     if len(answer) > MAX_LENGTH:
         return None
+
     text = _TEXT_LETTER.sub(lambda m: f"{m[1]}{_LETTER_UNITS[m[2]]}", clean(answer))
     text = _DEGREES.sub("", simplify_latex(text))
     text = text[before.end() :] if (before := _BEFORE.match(text)) else text
@@ -131,13 +154,16 @@ def read_number(answer: str) -> Number | None:
     percent = core.endswith("%") or unit == "percent"
     core = core.removesuffix("%").rstrip()
     match = re.match(r"([-+]?) ?[$€£¥]? ?([-+]?) ?", core)
+
     assert match is not None  # every part is optional
     signs = match[1] + match[2]
     value = _value(core[match.end() :]) if len(signs) < 2 else None
     if value is None:
         return None
+
     value *= _SCALES.get(unit, 1)
     named = "" if unit in _SCALES or unit == "percent" else unit
+
     return Number(-value if signs == "-" else value, percent, named)
 
 
@@ -171,10 +197,12 @@ def _split_unit(text: str) -> tuple[str, str]:
             return base[1], f"base {base[2]}"
         amount = _AMOUNT.fullmatch(text)
         return (amount[1], "") if amount else (text, "")
+
     named = (match["word"] or match["short"] or match["letter"]).casefold()
     words = [_spell(word) for word in re.split("([ /])", named)]
     power = match["power"] or {"square": "2", "cubic": "3"}.get(words[0], "")
     unit = "".join(words).removeprefix("square ").removeprefix("cubic ")
+
     return match["core"].rstrip(), f"{unit}^{power}" if power else unit
 
 
@@ -189,18 +217,24 @@ def _value(core: str) -> Fraction | None:
         return _fraction(core)
     if match := _SCIENTIFIC.fullmatch(core):
         return _fraction(match["mantissa"]) * Fraction(10) ** int(match["exponent"])
+
     if match := _FRACTION.fullmatch(core):
         above = _fraction(match["above"] or match["top"])
         below = _fraction(match["below"] or match["bottom"])
         whole = _fraction(match["whole"] or "0")
+
         # -1 3/4 has its sign in front; a sign inside a mixed number is not read.
         if below and not (match["whole"] and (above < 0 or below < 0)):
             return whole + above / below
+
     if match := _REPEATING.fullmatch(core):
         # 0.1\overline{6}: 16 - 1 over 90.
-        whole, once, again = match["whole"] or "0", match["once"], match["again"]
+        whole = match["whole"] or "0"
+        once = match["once"]
+        again = match["again"]
         above = int(whole + once + again) - int(whole + once)
         return Fraction(above, 10 ** len(once) * (10 ** len(again) - 1))
+
     return None
 
 

@@ -61,6 +61,7 @@ class Verifier:
     def __init__(self, timeout: float = 5.0, num_workers: int | None = None) -> None:
         if not 0 < timeout < math.inf:
             raise ValueError(f"timeout={timeout} must be more than 0 seconds, and finite")
+
         self.timeout = timeout
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
         self._pool = WorkerPool(
@@ -70,6 +71,7 @@ class Verifier:
             replies="json",
             stderr=subprocess.DEVNULL,
         )
+
         self._replies: OrderedDict[Request, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -93,9 +95,11 @@ class Verifier:
         that was not carried out, such as 48 + 24 or 3!, does not equal its result. Identical text
         is equal. Everything else goes to math-verify. A gold that cannot be read equals nothing.
         """
-        answers, golds = _drop_long(answers), _drop_long(golds)
+        answers = _drop_long(answers)
+        golds = _drop_long(golds)
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
+
         # Read each alone first: an unreadable text then costs one timeout, not one per pair.
         keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
         pairs: dict[int, Request] = {}
@@ -103,17 +107,22 @@ class Verifier:
             verdicts[i] = left is not None and left == right
             if not left or not right or left == right or (read_number(golds[i]) and letters(left)):
                 continue
-            answer, gold = _as_expression(answers[i]), _as_expression(golds[i])
+
+            answer = _as_expression(answers[i])
+            gold = _as_expression(golds[i])
             if answer and gold:
                 pairs[i] = (answer, gold)
+
         for i, reply in zip(pairs, self._ask(list(pairs.values()))):
             verdicts[i] = bool(reply)
+
         return [bool(verdict) for verdict in verdicts]
 
     def keys(self, answers: Sequence[str]) -> list[str | None]:
         """A key for each answer, the same for every way to write it; None if unreadable."""
         answers = _drop_long(answers)
         keys = [_plain_key(answer) for answer in answers]
+
         requests = {
             i: (expression,)
             for i, answer in enumerate(answers)
@@ -121,36 +130,44 @@ class Verifier:
         }
         for i, key in zip(requests, self._ask(list(requests.values()))):
             keys[i] = key
+
         return keys
 
     def _ask(self, requests: list[Request]) -> list[Any]:
         """Values of the replies, None for no verdict. Each distinct request is sent once."""
         with self._lock:
             known = {one: self._replies[one] for one in requests if one in self._replies}
+
         new = [one for one in dict.fromkeys(requests) if one not in known]
         for request, reply in zip(new, self._send(new)):
             if reply is not None:  # else the machine was too busy: try again next time
                 known[request] = reply["value"]
+
         with self._lock:
             self._replies.update(known)
             while len(self._replies) > CACHE_SIZE:
                 self._replies.popitem(last=False)
+
         return [known.get(one) for one in requests]
 
     def _send(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
         """Replies of the workers; None where the worker died for another reason than CPU time."""
         if requests and importlib.util.find_spec("math_verify") is None:
             raise ValueError("comparing answers needs math-verify: pip install 'mesotron[rlvr]'")
-        target, wall = f"{__name__}:answer_request", WALL_TIMEOUTS * self.timeout
+
+        target = f"{__name__}:answer_request"
+        wall = WALL_TIMEOUTS * self.timeout
         futures = [
             self._pool.submit(target, request, self.timeout, timeout=wall) for request in requests
         ]
+
         replies: list[dict[str, Any] | None] = []
         for future in futures:
             try:
                 replies.append(future.result())
             except WorkerDied as death:
                 replies.append(TOO_LONG if death.returncode == -signal.SIGPROF else None)
+
         return replies
 
 
@@ -159,7 +176,8 @@ def _drop_long(answers: Sequence[str]) -> list[str]:
 
 
 def _decide(answer: str, gold: str) -> bool | None:
-    left, right = read_number(answer), read_number(gold)
+    left = read_number(answer)
+    right = read_number(gold)
     if left and right:
         return same_number(left, right)
     if (text := literal(gold)) and text == literal(answer):
@@ -167,11 +185,14 @@ def _decide(answer: str, gold: str) -> bool | None:
     # Math-verify would divide 6:01, and overlook the base of A5_{12}.
     if any(pattern.fullmatch(_tidy(gold)) for pattern in (_TIME, _HEXADECIMAL)):
         return False
-    left_words, right_words = words(answer), words(gold)
+
+    left_words = words(answer)
+    right_words = words(gold)
     if left_words is not None or right_words is not None:
         return left_words == right_words
     if right and unfinished(answer):
         return False
+
     return None
 
 
@@ -186,6 +207,7 @@ def _plain_key(answer: str) -> str | None:
         return number.key
     if unfinished(answer) or _TIME.fullmatch(_tidy(answer)):
         return literal(answer)
+
     return words(answer)
 
 
@@ -239,12 +261,15 @@ def screened(expression: str) -> bool:
         return False
     if re.search(rf"\d{{{MAX_DIGIT_RUN}}}", expression) or _ABSURD.search(expression):
         return False
+
     bare = _ENVIRONMENT.sub("", re.sub(r"\\[{}]", "", expression))
     if _PROSE.search(bare) or not _MATHEMATICS.search(bare):
         return False
+
     # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
     braces = list(accumulate(_BRACKETS[c] for c in bare if c in "{}"))
     depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
+
     return min(braces, default=0) >= 0 == sum(braces[-1:]) and max(depths) <= MAX_DEPTH
 
 
@@ -265,6 +290,7 @@ def literal(answer: str) -> str | None:
     text = re.sub(r"(?<!\d) | (?!\d)| (?=\d{3}(?!\d))", "", _tidy(answer)).removesuffix(".")
     braces = list(accumulate(_BRACKETS[c] for c in re.sub(r"\\[{}]", "", text) if c in "{}"))
     is_closed = min(braces, default=0) >= 0 == sum(braces[-1:])
+
     return text if is_closed and any(map(str.isalnum, text)) else None
 
 
@@ -292,6 +318,7 @@ def prepare_worker() -> None:
     compare_expressions("x + 1", "x + 2")  # pays for the imports before the first timeout
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
     if sys.platform == "linux":  # elsewhere the address space cannot be limited
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
@@ -316,7 +343,14 @@ def _parse(answer: str) -> list[Any]:
 
     boxed = rf"\boxed{{{answer}}}"
     grammar = [LatexExtractionConfig(boxed_match_priority=0)]
-    return parse(boxed, grammar, "no_fallback", "first_match", parsing_timeout=0)
+
+    return parse(
+        boxed,
+        grammar,
+        "no_fallback",
+        "first_match",
+        parsing_timeout=0,
+    )
 
 
 def canonical_expression(answer: str) -> str | None:
@@ -325,7 +359,9 @@ def canonical_expression(answer: str) -> str | None:
     expressions = _parse(answer)
     if not expressions:
         return None
+
     expression = expressions[0]
+
     # A relation stays as it is: 71 = 72 would become False, as would every other such answer.
     value = expression.doit() if isinstance(expression, Expr) else expression
     return None if value in (nan, zoo) else str(value)
@@ -334,9 +370,11 @@ def canonical_expression(answer: str) -> str | None:
 def compare_expressions(answer: str, gold: str) -> bool:
     from math_verify import verify
 
-    right, left = _parse(gold), _parse(answer)
+    right = _parse(gold)
+    left = _parse(answer)
     if not right or not left or not verify(right, left, timeout_seconds=None):
         return False
+
     # It rounds to six decimals, where 5^{-98} and 2^{-98} are both 0.
     values = [one[0].evalf(30) for one in (left, right) if getattr(one[0], "is_number", False)]
     return len(values) < 2 or bool(abs(values[0] - values[1]) <= 1e-6 * abs(values[1]))

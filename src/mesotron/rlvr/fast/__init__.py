@@ -23,8 +23,10 @@ class FastPaths:
 
 
 def choose_fast_paths(trainer: Any) -> FastPaths:
-    model, args = trainer.model, trainer.args
+    model = trainer.model
+    args = trainer.args
     sharded = {"DeepSpeed": trainer.is_deepspeed_enabled, "FSDP": trainer.is_fsdp_enabled}
+
     sampling = sharded | {
         "vLLM samples": trainer.use_vllm,
         "continuous batching": args.use_transformers_continuous_batching,
@@ -35,9 +37,11 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         "generation_kwargs": bool(args.generation_kwargs),
         "images": trainer._is_vlm,
     }
+
     packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
     rotary = any("rotary" in name for name, _ in model.named_modules())
     packing["absolute positions"] = not rotary  # of packed rows they begin before the padding
+
     recording = sharded | {
         "no GPU": trainer.accelerator.device.type != "cuda",
         "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
@@ -46,6 +50,7 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         "torch_compile": args.torch_compile,
         "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32,
     }
+
     left_out: dict[str, str] = {}
 
     def usable(name: str, settings: dict[str, bool], obstacle: str | None) -> bool:
@@ -59,9 +64,12 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         sampler = FusedSampler
     elif usable(GraphSampler.name, sampling, GraphSampler.obstacle(model)):
         sampler = GraphSampler
+
     share = usable("shared prompts", packing, attention_obstacle(model))
     record = share and usable("recorded passes", recording, recording_obstacle(model))
+
     if left_out:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())
         log.warning("rollout.fast runs without %s", reasons)
+
     return FastPaths(sampler, share, record)

@@ -27,7 +27,8 @@ MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
 ALIGNED = 16
 # Completions longer than this have up to so many graphs, which read more and more of the cache.
-SPAN, MAX_SPANS = 128, 4
+SPAN = 128
+MAX_SPANS = 4
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,19 @@ class FusedWeights:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model = base_of(model)
         config = model.config
-        self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
+        self.heads = config.num_attention_heads
+        self.keys = config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
-        self.eps, self.dtype = config.rms_norm_eps, dtype
+        self.eps = config.rms_norm_eps
+        self.dtype = dtype
         self.kernels: Any = None
+
         if triton.available(model.device):
             self.kernels = import_module("mesotron.rlvr.fast.kernels")
+
         kinds = [0] * self.heads + [1] * self.keys
         self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
+
         with torch.no_grad():
             self.layers = [merge(layer, dtype) for layer in model.model.layers]
             self.ends = [x.to(dtype, copy=True) for x in self._outer()]
@@ -80,6 +86,7 @@ class FusedWeights:
         both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
         views = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
         norms = [] if layer.head_norms is None else layer.head_norms.unbind()
+
         return [*views, layer.second_norm, *layer.gate_up.chunk(2), layer.down, *norms]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +94,7 @@ class FusedWeights:
         cos, sin = self.model.model.rotary_emb(self.ends[0], positions)
         half = self.size // 2
         signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+
         return cos.to(self.dtype)[:, :, None], signed.to(self.dtype)[:, :, None]
 
     def for_each_head(self, bias: Tensor) -> Tensor:
@@ -104,13 +112,16 @@ class FusedWeights:
         """Rotated queries (B, T, H, D) and keys, and values (B, T, K, D), of x (B, T, E)."""
         cos, sin = angles
         both = self.read(layer, x).view(*x.shape[:2], -1, self.size)
+
         turning, value = both.split([self.heads + self.keys, self.keys], dim=2)
         if layer.head_norms is not None:  # `both` is contiguous, its part would be copied first
             turning = rms_norm(both, both.shape[-1:], eps=self.eps)[:, :, : len(self.kinds)]
             turning = turning * layer.head_norms[self.kinds]
+
         # The rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves swapped by a roll.
         turned = torch.addcmul(turning * cos, turning.roll(self.size // 2, -1), sin)
         query, key = turned.split([self.heads, self.keys], dim=2)
+
         return query, key, value
 
     def finish(self, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
@@ -119,6 +130,7 @@ class FusedWeights:
         x = torch.addmm(x.reshape(-1, shape[-1]), mixed.reshape(-1, mixed.shape[-1]), layer.out.T)
         normed = rms_norm(x, shape[-1:], layer.second_norm, self.eps)
         gate, up = nn.functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
+
         return torch.addmm(x, silu(gate) * up, layer.down.T).view(shape)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -131,8 +143,10 @@ def base_of(model: Any) -> Any:
 
 
 def products_of(layer: Any) -> list[Any]:
-    own, mlp = layer.self_attn, layer.mlp
+    own = layer.self_attn
+    mlp = layer.mlp
     attention = [own.q_proj, own.k_proj, own.v_proj, own.o_proj]
+
     return [*attention, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
@@ -140,7 +154,9 @@ def weights_of(layer: Any) -> list[Tensor]:
     q, k, v, out, *mlp = (weight_of(one) for one in products_of(layer))
     three = products_of(layer)[:3]
     biases = [] if three[0].bias is None else [one.bias for one in three]
-    first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    first = layer.input_layernorm.weight
+    second = layer.post_attention_layernorm.weight
+
     return [first, q, k, v, *biases, out, second, *mlp, *head_norms_of(layer)]
 
 
@@ -153,10 +169,12 @@ def weight_of(product: Any) -> Tensor:
     """The weight of a linear layer with its adapters, summed in the wider of their types."""
     if not isinstance(product, LoraLayer):
         return product.weight
+
     weight: Any = product.get_base_layer().weight
     names = () if product.merged or product.disable_adapters else product.active_adapters
     for name in names:
         weight = weight + product.get_delta_weight(name)  # pyright: ignore
+
     return weight
 
 
@@ -166,6 +184,7 @@ def merge(layer: Any, dtype: torch.dtype) -> Layer:
 
     norms = head_norms_of(layer)
     first, q, k, v, *biases, out, second, gate, up, down = weights_of(layer)[: -len(norms) or None]
+
     return Layer(
         first_norm=joined(first),
         qkv=joined(q, k, v),
@@ -183,12 +202,34 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf."""
     B, T, H, D = query.shape
     K = key.shape[2]
+
     # Head h reads key h // R, so the R heads of a key are neighbours.
-    rows = query.view(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B, K, -1, D)
+    rows = (
+        query.view(B, T, K, H // K, D)
+        .permute(
+            0,
+            2,
+            3,
+            1,
+            4,
+        )
+        .reshape(B, K, -1, D)
+    )
+
     mixed = scaled_dot_product_attention(
         rows, key.transpose(1, 2), value.transpose(1, 2), attn_mask=bias
     )
-    return mixed.view(B, K, H // K, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
+    return (
+        mixed.view(B, K, H // K, T, D)
+        .permute(
+            0,
+            3,
+            1,
+            2,
+            4,
+        )
+        .reshape(B, T, H * D)
+    )
 
 
 class FusedDecoder(Decoder):
@@ -198,21 +239,34 @@ class FusedDecoder(Decoder):
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
         L = round_up(P + N, ALIGNED)
+
         # The kernel reads what is written, whatever the span.
         parts = 1 if weights.kernels is not None else min(MAX_SPANS, -(-N // SPAN))
         self.spans = [-(-N * k // parts) for k in range(1, parts + 1)]
         self.weights = weights
         new = {"dtype": weights.dtype, "device": eos.device}
+
         # Keys and values of each layer; unwritten places must be finite.
-        self.cache = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
+        self.cache = torch.zeros(
+            len(weights.layers),
+            2,
+            B,
+            L,
+            weights.keys,
+            weights.size,
+            **new,
+        )
+
         self.bias = torch.zeros(B, 1, 1, L, **new)
         self.rows = torch.zeros(B, dtype=torch.long, device=eos.device)  # the prompt of each row
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        P, weights = self.P, self.weights
+        P = self.P
+        weights = self.weights
         self.running.fill_(True)
         self.count.zero_()
         self.rows.copy_(rows)
+
         # A NaN left by broken weights would outlive them: masked, it is still NaN.
         self.cache.zero_()
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -223,36 +277,53 @@ class FusedDecoder(Decoder):
         itself = torch.eye(P, dtype=torch.bool, device=ids.device)
         visible = (mask[:, None, None] & causal) | itself
         bias = weights.for_each_head(torch.where(visible, 0.0, -torch.inf).to(weights.dtype))
-        x, angles = nn.functional.embedding(ids, weights.ends[0]), weights.angles(positions)
+        x = nn.functional.embedding(ids, weights.ends[0])
+
+        angles = weights.angles(positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
             x = weights.finish(layer, x, attend(query, key, value, bias))
+
             if weights.kernels is None:
-                key, value = key[rows], value[rows]
+                key = key[rows]
+                value = value[rows]
+
             kept[0, : len(key), :P] = key
             kept[1, : len(key), :P] = value
+
         self.write(weights.logits(x[:, -1])[rows])
 
     def step(self, span: int) -> None:
-        weights, place = self.weights, self.P + self.count - 1
+        weights = self.weights
+        place = self.P + self.count - 1
         S = round_up(self.P + span, ALIGNED)
         self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
         x = nn.functional.embedding(self.tokens, weights.ends[0])
         bias = self.bias if weights.kernels else weights.for_each_head(self.bias[..., :S])
+
         angles = weights.angles(self.positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
             if weights.kernels is not None:
                 mixed = weights.kernels.attend(
-                    weights.read(layer, x), kept, self.P, self.rows, place, bias, angles,
-                    layer.head_norms, weights.eps,
-                )  # fmt: skip
+                    weights.read(layer, x),
+                    kept,
+                    self.P,
+                    self.rows,
+                    place,
+                    bias,
+                    angles,
+                    layer.head_norms,
+                    weights.eps,
+                )
             else:
                 query, key, value = weights.project(layer, x, angles)
                 kept[0].index_copy_(1, place, key)
                 kept[1].index_copy_(1, place, value)
                 mixed = attend(query, kept[0, :, :S], kept[1, :, :S], bias)
+
             x = weights.finish(layer, x, mixed)
+
         self.write(weights.logits(x[:, -1]))
 
 
@@ -277,16 +348,20 @@ class FusedSampler(GraphSampler):
         kind = type(model).__name__
         if kind not in MODELS:
             return f"the model is a {kind}, not {' or '.join(MODELS)}"
+
         layers = [products_of(layer) for layer in model.model.layers]  # adapters may be in some
         products = [one.get_base_layer() if _is_plain(one) else one for x in layers for one in x]
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        wrapped = [type(x).__name__ for x in (*products, *ends)
-                   if type(x) not in (nn.Linear, nn.Embedding)]  # fmt: skip
+        wrapped = [
+            type(x).__name__ for x in (*products, *ends) if type(x) not in (nn.Linear, nn.Embedding)
+        ]
         if wrapped:
             return f"its layers are wrapped ({wrapped[0]})"
+
         biased = any(one.bias is not None for x in layers for one in x[3:])
         if biased or model.config.hidden_act != "silu":
             return "its layers have other biases or activations than Llama's"
+
         return attention_obstacle(model)
 
     def _prepare(self, dtype: torch.dtype) -> None:
@@ -296,4 +371,10 @@ class FusedSampler(GraphSampler):
         self.weights.refresh()
 
     def make_decoder(self, shape: Shape) -> Decoder:
-        return FusedDecoder(self.weights, shape, self.sampling, self.eos, self.pad)
+        return FusedDecoder(
+            self.weights,
+            shape,
+            self.sampling,
+            self.eos,
+            self.pad,
+        )

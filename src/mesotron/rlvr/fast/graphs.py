@@ -48,9 +48,11 @@ class Sampling:
         """Token ids (B,) from logits (B, V)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
+
         probs = (logits.float() / self.temperature).softmax(dim=-1)
         if self.top_k or self.top_p < 1:
             probs = self.truncate(probs)
+
         # The smallest of exponentials with rates p_i has index i with probability p_i; unlike
         # torch.multinomial this never reads a value on the host.
         return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
@@ -60,8 +62,10 @@ class Sampling:
         if self.top_k:
             ordered[:, self.top_k :] = 0.0
             ordered = ordered / ordered.sum(dim=-1, keepdim=True)
+
         outside = ordered.cumsum(dim=-1) - ordered >= self.top_p
         outside[:, 0] = False
+
         return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))
 
 
@@ -70,12 +74,16 @@ class Decoder(ABC):
 
     def __init__(self, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         B, self.P, self.N = shape
-        self.sampling, self.eos, self.pad = sampling, eos, pad
+        self.sampling = sampling
+        self.eos = eos
+        self.pad = pad
         new = {"dtype": torch.long, "device": eos.device}
-        self.tokens, self.positions = torch.zeros(B, 1, **new), torch.zeros(B, 1, **new)
+        self.tokens = torch.zeros(B, 1, **new)
+        self.positions = torch.zeros(B, 1, **new)
         self.written = torch.zeros(B, self.N, **new)
         self.count = torch.zeros(1, **new)  # tokens written
         self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
+
         # Numbers of tokens, ascending: until a span is written, a step need not look beyond it.
         self.spans = [self.N]
         self.graphs: dict[int, Any] = {}  # by span
@@ -106,13 +114,16 @@ class Decoder(ABC):
         for span in self.spans:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
+
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     self.step(span)
+
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 self.step(span)
+
             self.graphs[span] = graph
 
     def completions(self) -> list[list[int]]:
@@ -120,6 +131,7 @@ class Decoder(ABC):
         ends = torch.isin(tokens, self.eos)
         before = ends.long().cumsum(dim=1) - ends.long()  # end tokens before each position
         kept = (before == 0).sum(dim=1).tolist()
+
         return [row[:n] for row, n in zip(tokens.tolist(), kept, strict=True)]
 
 
@@ -129,17 +141,28 @@ class ModelDecoder(Decoder):
         B, P, N = shape
         self.model = model
         self.cache = StaticCache(config=model.config, max_cache_len=P + N)
-        self.visible = torch.zeros(B, 1, 1, P + N, dtype=torch.bool, device=eos.device)
+
+        self.visible = torch.zeros(
+            B,
+            1,
+            1,
+            P + N,
+            dtype=torch.bool,
+            device=eos.device,
+        )
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        P, N = self.P, self.N
-        ids, mask = ids[rows], mask[rows]  # the cache's first call decides its number of rows
+        P = self.P
+        N = self.N
+        ids = ids[rows]
+        mask = mask[rows]  # the cache's first call decides its number of rows
         self.cache.reset()
         self.running.fill_(True)
         self.count.zero_()
         self.visible.zero_()
         self.visible[:, 0, 0, :P] = mask
         causal = torch.ones(P, P + N, dtype=torch.bool, device=ids.device).tril()
+
         # A padded query attends to itself: with nothing to attend to it would give NaN, which
         # survives being masked.
         itself = torch.eye(P, P + N, dtype=torch.bool, device=ids.device)
@@ -180,13 +203,20 @@ class GraphSampler:
     name = "CUDA-graph sampling"
 
     def __init__(
-        self, model: nn.Module, eos: Sequence[int], pad: int, sampling: Sampling | None = None,
+        self,
+        model: nn.Module,
+        eos: Sequence[int],
+        pad: int,
+        sampling: Sampling | None = None,
         dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if reason := self.obstacle(model):
             raise ValueError(f"{self.name} cannot be used: {reason}")
+
         weight = next(model.parameters())
-        self.model, self.pad, self.sampling = model, pad, sampling or Sampling()
+        self.model = model
+        self.pad = pad
+        self.sampling = sampling or Sampling()
         self.eos = torch.tensor(list(eos), device=weight.device)
         self.on_gpu = weight.device.type == "cuda"
         self.decoders: OrderedDict[Shape, Decoder] = OrderedDict()
@@ -201,8 +231,10 @@ class GraphSampler:
     def _prepare(self, dtype: torch.dtype) -> None:
         if dtype == next(self.model.parameters()).dtype:
             return
+
         with as_loaded(self.model):
             self.copy = copy.deepcopy(self.model).eval().requires_grad_(False)
+
         for p in self.copy.parameters():  # not buffers: rotary angles are useless in bfloat16
             p.data = p.data.to(dtype)
 
@@ -212,7 +244,13 @@ class GraphSampler:
             torch._foreach_copy_(old, new)  # pyright: ignore
 
     def make_decoder(self, shape: Shape) -> Decoder:
-        return ModelDecoder(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
+        return ModelDecoder(
+            self.copy or self.model,
+            shape,
+            self.sampling,
+            self.eos,
+            self.pad,
+        )
 
     @torch.no_grad()
     def sample(
@@ -223,6 +261,7 @@ class GraphSampler:
         it, so that calls of any size need three graphs. 0 makes one per number of rows."""
         trains = self.model.training
         self.model.eval()
+
         try:
             self.refresh()
             sizes = [-(-usual // part) for part in PARTS_OF_USUAL]
@@ -231,10 +270,12 @@ class GraphSampler:
             ids, mask, rows = self.pad_left([*prompts, *[prompts[-1]] * extra])
             decoder = self.decoder(ids, mask, rows, max_tokens)
             decoder.begin(ids, mask, rows)
+
             for n in range(1, max_tokens):
                 if n % CHECK_EVERY == 0 and not bool(decoder.running.any()):
                     break
                 decoder.advance(n)
+
             return decoder.completions()[: len(prompts)]
         finally:
             self.model.train(trains)
@@ -243,19 +284,24 @@ class GraphSampler:
         """Distinct prompts as (U, P) ids and mask, P a multiple of `PROMPT_STEP`, and (B,) the
         prompt of each row."""
         distinct: dict[tuple[int, ...], int] = {}
+
         # The rows of a group mostly share one list, which is then read once.
         numbers = {
             key: distinct.setdefault(tuple(prompt), len(distinct))
             for key, prompt in {id(prompt): prompt for prompt in prompts}.items()
         }
+
         sizes = np.array([len(prompt) for prompt in distinct])
         P = -(-int(sizes.max()) // PROMPT_STEP) * PROMPT_STEP
+
         ids = np.full((len(distinct), P), self.pad, dtype=np.int64)
         for prompt, number in distinct.items():
             ids[number, P - len(prompt) :] = prompt
+
         mask = np.arange(P) >= P - sizes[:, None]
         rows = np.array([numbers[id(prompt)] for prompt in prompts])
         ids, mask, rows = (torch.from_numpy(x).to(self.eos.device) for x in (ids, mask, rows))
+
         return ids, mask, rows
 
     def decoder(self, ids: Tensor, mask: Tensor, rows: Tensor, max_tokens: int) -> Decoder:
@@ -263,18 +309,22 @@ class GraphSampler:
         if shape not in self.decoders:
             while len(self.decoders) >= MAX_SHAPES:
                 self.decoders.popitem(last=False)
+
             decoder = self.make_decoder(shape)
             if self.on_gpu and max_tokens > WARM_UPS + 1:
                 if not any(kept.graphs for kept in self.decoders.values()):
                     # The allocator retires a pool with its last graph. A capture with the retired
                     # handle fails, and leaves the device's generator in capture mode for good.
                     self._pool = torch.cuda.graph_pool_handle()
+
                 # Warm-ups draw: the same numbers must follow with and without a capture.
                 state = torch.cuda.get_rng_state()
                 decoder.begin(ids, mask, rows)
                 decoder.capture(self._pool)
                 torch.cuda.set_rng_state(state)
+
             self.decoders[shape] = decoder
+
         self.decoders.move_to_end(shape)
         return self.decoders[shape]
 
@@ -284,7 +334,9 @@ def attention_obstacle(model: Any) -> str | None:
     config = model.config.get_text_config()
     if config._attn_implementation != "sdpa":
         return f"attention is {config._attn_implementation}, load with attn_implementation='sdpa'"
+
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds or getattr(config, "sliding_window", None):
         return f"it has {', '.join(sorted(kinds)) or 'a sliding window'}, not full attention"
+
     return None

@@ -27,17 +27,22 @@ def _turn_kernel(
 ):  # fmt: skip
     """Rotate the queries and keys of a row; keys and values go to the cache."""
     b = tl.program_id(0).to(tl.int64)
-    head, d = tl.arange(0, HP), tl.arange(0, HALF)
+    head = tl.arange(0, HP)
+    d = tl.arange(0, HALF)
     inside = (head < H + 2 * K)[:, None] & (d < D // 2)[None, :]
     at = both + b * (H + 2 * K) * D + head[:, None] * D + d[None, :]
-    x, y = _load(at, inside), _load(at + D // 2, inside)
+    x = _load(at, inside)
+    y = _load(at + D // 2, inside)
+
     turns = (head < H + K)[:, None]
     if NORMS:
         scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + eps)[:, None]
         own = norms + (head >= H).to(tl.int32)[:, None] * D + d[None, :]
         x *= tl.where(turns, scale * _load(own, inside & turns), 1.0)
         y *= tl.where(turns, scale * _load(own + D // 2, inside & turns), 1.0)
-    angle, half = (b * D + d)[None, :], (d < D // 2)[None, :]
+
+    angle = (b * D + d)[None, :]
+    half = (d < D // 2)[None, :]
     first = x * _load(cos + angle, half) + y * _load(sin + angle, half)
     second = y * _load(cos + angle + D // 2, half) + x * _load(sin + angle + D // 2, half)
     dtype = query.dtype.element_ty
@@ -61,14 +66,20 @@ def _attend_kernel(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """The R query heads of one key head of one row, over the written part of the cache."""
-    b, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1)
     R: tl.constexpr = H // K
-    r, d, s = tl.arange(0, RP), tl.arange(0, DP), tl.arange(0, TILE)
+    r = tl.arange(0, RP)
+    d = tl.arange(0, DP)
+    s = tl.arange(0, TILE)
     at = (b * H + k * R + r)[:, None] * D + d[None, :]
     known = (r < R)[:, None] & (d < D)[None, :]
     q = tl.load(query + at, mask=known, other=0.0)
-    prompt, end = tl.load(prompt_rows + b), tl.load(place) + 1
-    most, total = tl.full((RP,), NEVER, tl.float32), tl.zeros((RP,), tl.float32)
+    prompt = tl.load(prompt_rows + b)
+    end = tl.load(place) + 1
+    most = tl.full((RP,), NEVER, tl.float32)
+    total = tl.zeros((RP,), tl.float32)
+
     mixed = tl.zeros((RP, DP), tl.float32)
     for start in range(0, end, TILE):
         there = start + s < end
@@ -81,11 +92,13 @@ def _attend_kernel(
         score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
         score = tl.where(seen[None, :], score, NEVER)
         higher = tl.maximum(most, tl.max(score, 1))
-        p, fade = tl.exp2(score - higher[:, None]), tl.exp2(most - higher)
+        p = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(most - higher)
         total = total * fade + tl.sum(p, 1)
         weighed = tl.dot(p.to(value.dtype), value, input_precision="ieee")
         mixed = mixed * fade[:, None] + weighed
         most = higher
+
     tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=known)
 
 
@@ -100,12 +113,14 @@ def attend(
     _, B, L, K, D = cache.shape
     H = both.shape[-1] // D - 2 * K
     query, out = (both.new_empty(B, 1, H * D) for _ in range(2))
+
     # A product on tensor cores has sides of at least 16.
     HP, DP, RP = (triton.next_power_of_2(n) for n in (H + 2 * K, max(D, 16), max(H // K, 16)))
     _turn_kernel[(B,)](
         both, query, cache, place, *angles, both if norms is None else norms, eps, B, L,
         H, K, D, HP, DP // 2, norms is not None,
     )  # fmt: skip
+
     _attend_kernel[(B, K)](
         query, *cache, prompt_size, prompt_rows, bias, place, out, L, D**-0.5 / math.log(2),
         H, K, D, DP, RP, TILE, num_warps=1,

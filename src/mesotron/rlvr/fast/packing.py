@@ -93,15 +93,22 @@ def pack_groups(
         >>> packed.ids.tolist(), packed.labels.tolist()
         ([[7, 8, 1, 8, 3]], [[-100, 1, 2, 3, 4]])
     """
-    B, P, T = len(ids), ids.shape[1] - length, length
+    B = len(ids)
+    P = ids.shape[1] - length
+    T = length
     groups = find_groups(ids[:, :P].masked_fill(mask[:, :P] == 0, -1), most)
+
     frame = Frame(len(groups.first), P - 1, groups.largest, T)
     if longest is not None:
         frame = frame.rounded(-(-B // frame.segments), longest)
-    U, S = frame.rows, frame.tokens
+
+    U = frame.rows
+    S = frame.tokens
     if U * S >= B * (P + T) or U * S**2 > MAX_PAIRS * B * (P + T) ** 2:
         return None
-    packed, labels = ids.new_zeros(U, S), ids.new_full((U, S), IGNORED)
+
+    packed = ids.new_zeros(U, S)
+    labels = ids.new_full((U, S), IGNORED)
     prompt = torch.zeros(U, frame.lead, dtype=torch.bool, device=ids.device)
     place = slice(frame.lead - (P - 1), frame.lead)  # prompts end where the first segment begins
     packed[: len(groups.first), place] = ids[groups.first, : P - 1]
@@ -112,7 +119,15 @@ def pack_groups(
     segments.fill_(IGNORED)
     segments[groups.slots, :T] = ids[:, P:].masked_fill(mask[:, P:] == 0, IGNORED)
     labels[:, frame.lead :] = segments.view(U, -1)
-    return PackedGroups(frame, packed, prompt, labels, groups.slots, T)
+
+    return PackedGroups(
+        frame,
+        packed,
+        prompt,
+        labels,
+        groups.slots,
+        T,
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,12 @@ class Groups:
 
 def find_groups(rows: Tensor, most: int | None = None) -> Groups:
     """Group equal rows of (B, P) integers; more than `most` equal ones make several groups."""
-    _, kind, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
+    _, kind, counts = rows.unique(
+        dim=0,
+        return_inverse=True,
+        return_counts=True,
+    )
+
     order = kind.argsort(stable=True)
     starts = counts.cumsum(0) - counts
     number = torch.empty_like(kind)
@@ -138,7 +158,12 @@ def find_groups(rows: Tensor, most: int | None = None) -> Groups:
     of = torch.arange(len(counts), device=rows.device).repeat_interleave(parts, output_size=U)
     part = torch.arange(U, device=rows.device) - before[of]
     slots = (before[kind] + number // G) * G + number % G
-    return Groups(first=order[starts[of] + part * G], largest=G, slots=slots)
+
+    return Groups(
+        first=order[starts[of] + part * G],
+        largest=G,
+        slots=slots,
+    )
 
 
 def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -147,24 +172,29 @@ def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     prompts = [x["prompt_ids"].masked_fill(x["prompt_mask"] == 0, -1) for x in batches]
     groups = find_groups(torch.cat(prompts))
     order = groups.first[groups.slots // groups.largest].argsort(stable=True)
+
     columns = {
-        name: value if value is None or value.ndim == 0  # of all rows
+        name: value
+        if value is None or value.ndim == 0  # of all rows
         else torch.cat([batch[name] for batch in batches])[order]
         for name, value in batches[0].items()
-    }  # fmt: skip
+    }
     return split_tensor_dict(columns, len(batches))
 
 
 def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
     """(U, 1, S, S): each token sees its prompt (U, P - 1), and what precedes it in its segment."""
     U, lead = prompt.shape
-    S, device = lead + G * T, prompt.device
+    S = lead + G * T
+    device = prompt.device
     place = torch.arange(S, device=device)
+
     # -1 for the prompt, then the segment's number; only equal ones see each other.
     segment = ((place - lead) // T).clamp(min=-1)
     allowed = (segment[:, None] == segment[None]) | (segment[None] == -1)
     allowed &= place[:, None] >= place[None]
     visible = torch.cat([prompt, prompt.new_ones(U, G * T)], dim=1)
+
     # A padded token sees itself: with nothing to attend to it would give NaN, which survives.
     itself = torch.eye(S, dtype=torch.bool, device=device)
     return ((allowed & visible[:, None]) | itself)[:, None]
@@ -181,16 +211,24 @@ def quick_padding() -> Iterator[None]:
     trl: Any = grpo_trainer
     own = trl.pad
 
-    def pad(rows: list[Tensor], padding_value: int = 0, padding_side: str = "right",
-            pad_to_multiple_of: int | None = None) -> Tensor:  # fmt: skip
+    def pad(
+        rows: list[Tensor],
+        padding_value: int = 0,
+        padding_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+    ) -> Tensor:
         sizes = np.fromiter(map(len, rows), np.int64)[:, None]
+
         # An empty list became floats; all other rows are of one kind.
         if pad_to_multiple_of or rows[0].ndim > 1 or not (rows[0].is_cpu and sizes.all()):
             return own(rows, padding_value, padding_side, pad_to_multiple_of)
-        values, place = torch.cat(rows).numpy(), np.arange(sizes.max())
+
+        values = torch.cat(rows).numpy()
+        place = np.arange(sizes.max())
         inside = place < sizes if padding_side == "right" else place >= sizes.max() - sizes
         padded = np.full(inside.shape, padding_value, values.dtype)
         padded[inside] = values
+
         return torch.from_numpy(padded)
 
     trl.pad = pad

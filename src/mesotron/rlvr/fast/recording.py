@@ -33,9 +33,12 @@ VOCABULARY_CHUNK = 32768
 MAX_SHAPES = 4
 # Config fields that change the logits after the head.
 LOGIT_SETTINGS = (
-    "final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
     "lm_head_multiplier",
-)  # fmt: skip
+)
 
 
 class Tokens(NamedTuple):
@@ -72,17 +75,26 @@ class SharedPromptPass:
         # Without gradient LoRA may be disabled, which a recording would not notice.
         lora_off = is_peft_model(model) and not torch.is_grad_enabled()
         if self.record and model is self.model and not lora_off and length <= self.max_length:
-            packed = pack_groups(ids, mask, length, self.group_size, self.max_length)
+            packed = pack_groups(
+                ids,
+                mask,
+                length,
+                self.group_size,
+                self.max_length,
+            )
             if packed is not None:
                 if self.recorder is None:
                     work = FixedPass(model, self.autocast, self.entropy_gradient)
                     self.recorder = Recorder(work)
+
                 scores = self.recorder(packed, temperature)
                 entropies = packed.pick(scores.entropies) if entropy else None
                 return packed.pick(scores.logprobs), entropies
+
         packed = pack_groups(ids, mask, length, self.group_size)
         if packed is None:
             return None
+
         with self.autocast():
             out = model(
                 input_ids=packed.ids,
@@ -91,6 +103,7 @@ class SharedPromptPass:
                 shift_labels=packed.labels,
                 fused_lm_head=True,
             )
+
         return packed.unpack(out.log_probs), packed.unpack(out.entropy) if entropy else None
 
 
@@ -99,7 +112,8 @@ class FixedPass:
 
     def __init__(self, model: Any, autocast: Autocast, entropy: bool = False) -> None:
         self.model = model.get_base_model() if is_peft_model(model) else model
-        self.autocast, self.entropy = autocast, entropy
+        self.autocast = autocast
+        self.entropy = entropy
         self.params = [p for p in model.parameters() if p.requires_grad]
 
     def __call__(
@@ -107,11 +121,14 @@ class FixedPass:
     ) -> Scores:
         from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
 
-        leaves, kind = leaves or {}, tokens.ids.device.type
+        leaves = leaves or {}
+
+        kind = tokens.ids.device.type
         with self.autocast(), uncached(kind):
             hidden = self._hidden(tokens, frame, leaves)[:, frame.lead :]
             head = self.model.get_output_embeddings()
             labels = tokens.labels[:, frame.lead :].reshape(-1)
+
             logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
                 hidden.reshape(-1, hidden.shape[-1]),
                 leaves.get(head.weight, head.weight),
@@ -123,15 +140,19 @@ class FixedPass:
                 1.0,
                 ("entropy",),
             )
+
         padding = labels == IGNORED
         entropies = entropies if self.entropy else entropies.detach()
         both = (x.masked_fill(padding, 0.0).view(-1, frame.length) for x in (logprobs, entropies))
+
         return Scores(*both)
 
     def _hidden(self, tokens: Tokens, frame: Frame, leaves: Leaves) -> Tensor:
-        device, dtype = tokens.ids.device, self.model.dtype
+        device = tokens.ids.device
+        dtype = self.model.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
+
         # An additive mask in the type of attention, made once for all layers.
         visible = attention_mask(tokens.prompt, frame.segments, frame.length)
         bias = torch.zeros(visible.shape, dtype=dtype, device=device)
@@ -141,14 +162,17 @@ class FixedPass:
             "position_ids": frame.positions(device),
             "use_cache": False,
         }
+
         backbone = self.model.base_model
         swapped = {n: leaves[p] for n, p in backbone.named_parameters() if p in leaves}
+
         return functional_call(backbone, swapped, kwargs=inputs).last_hidden_state
 
 
 def uncached(kind: str) -> torch.autocast:
     # Weights must be cast inside the graph, so autocast may not use its cache.
-    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind)
+    enabled = torch.is_autocast_enabled(kind)
     return torch.autocast(kind, dtype, enabled, cache_enabled=False)
 
 
@@ -159,15 +183,20 @@ class Recording:
         self, work: FixedPass, tokens: Tokens, frame: Frame, temperature: float, pool: Any
     ) -> None:
         self.tokens = Tokens(*(x.clone() for x in tokens))
+
         # Separate leaves on the weights' memory: a capture must not meet the streams on which
         # others have used the weights.
         leaves = {p: p.detach().requires_grad_() for p in work.params}
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.forward = torch.cuda.CUDAGraph()
+        self.backward = torch.cuda.CUDAGraph()
+
         with torch.enable_grad(), torch.cuda.graph(self.forward, pool=pool):
             scores = work(self.tokens, frame, temperature, leaves)
+
         self.scores = Scores(*(x.detach() for x in scores))
         outputs = [x for x in scores if x.requires_grad]
         self.output_gradients = [torch.zeros_like(x) for x in outputs]
+
         with torch.cuda.graph(self.backward, pool=pool):
             self.gradients = torch.autograd.grad(
                 outputs, list(leaves.values()), self.output_gradients, allow_unused=True
@@ -192,28 +221,36 @@ class Recorder:
         recording = self._recording(key, tokens) if tokens.ids.device.type == "cuda" else None
         if recording is None:
             return self.work(tokens, *key)
+
         for kept, new in zip(recording.tokens, tokens, strict=True):
             kept.copy_(new)
+
         return Scores(*Replay.apply(self, recording, *self.work.params))  # pyright: ignore
 
     def _recording(self, key: Key, tokens: Tokens) -> Recording | None:
         addresses = [p.data_ptr() for p in self.work.params]
         if addresses != self._addresses:  # the graphs read the weights' old memory
             self.recordings.clear()
-            self._pool, self._addresses = None, addresses
+            self._pool = None
+            self._addresses = addresses
+
         # A pass without gradient has not loaded the kernels of a backward pass.
         if key in self.recordings or not torch.is_grad_enabled():
             return self.recordings.get(key)
+
         self._passes[key] += 1
         if self._passes[key] < 2:
             return None
+
         if len(self.recordings) >= MAX_SHAPES:
             if not self._warned:
                 log.warning("recorded %d shapes of training passes; others run eagerly", MAX_SHAPES)
             self._warned = True
             return None
+
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self.recordings[key] = Recording(self.work, tokens, *key, self._pool)
+
         return self.recordings[key]
 
 
@@ -225,11 +262,15 @@ class Replay(torch.autograd.Function):
         ctx: Any, recorder: Recorder, recording: Recording, *params: Tensor
     ) -> tuple[Tensor, ...]:
         recorder.turn += 1
-        ctx.recorder, ctx.recording, ctx.turn = recorder, recording, recorder.turn
+        ctx.recorder = recorder
+        ctx.recording = recording
+        ctx.turn = recorder.turn
         recording.forward.replay()
+
         scores = Scores(*(x.clone() for x in recording.scores))
         if not recorder.work.entropy:
             ctx.mark_non_differentiable(scores.entropies)
+
         return tuple(scores)
 
     @staticmethod
@@ -239,10 +280,13 @@ class Replay(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if ctx.recorder.turn != ctx.turn:
             raise ValueError("a later pass overwrote this backward pass: turn rollout.fast off")
+
         for kept, new in zip(ctx.recording.output_gradients, gradients, strict=False):
             kept.copy_(new)
+
         ctx.recording.backward.replay()
         copies = (None if x is None else x.clone() for x in ctx.recording.gradients)
+
         return None, None, *copies
 
 
@@ -252,12 +296,15 @@ def recording_obstacle(model: Any) -> str | None:
     drops += [x for name, x in settings.items() if name.endswith(("dropout", "pdrop")) and x]
     if drops:
         return f"it has dropout {drops[0]}"
+
     rope = settings.get("rope_parameters") or {}
     ropes = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
     for kind in sorted({str(part.get("rope_type")) for part in ropes}):
         if "dynamic" in kind or kind == "longrope":
             return f"its {kind} positions depend on the batch's length"
+
     for name in LOGIT_SETTINGS:
         if settings.get(name) not in (None, 1.0):
             return f"its config has {name} = {settings[name]}"
+
     return None

@@ -56,22 +56,33 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
     levels = levels or DEFAULT_LEVELS
     rng = random.Random(f"arith {split} {seed}")
     problems: dict[str, Problem] = {}
+
     duplicates = 0  # in a row
     while len(problems) < count:
         level = levels[len(problems) % len(levels)]
         question, steps = _word_problem(rng, LEVELS[level])
         duplicates += 1
+
         is_held_out = digest(question) % HELD_OUT_EVERY == 0
         if is_held_out == (split == "eval") and question not in problems:
             name = f"arith-{split}-{len(problems)}"
             gold = steps.rsplit(" ", 1)[-1]
-            problems[question] = Problem(question, gold, name, level, steps)
+            problems[question] = Problem(
+                question,
+                gold,
+                name,
+                level,
+                steps,
+            )
+
             duplicates = 0
+
         if duplicates > MAX_DUPLICATES:
             raise ValueError(
                 f"arith has only {len(problems)} distinct {split} questions of levels {levels}, "
                 f"not {count}: request fewer, or more levels"
             )
+
     return list(problems.values())
 
 
@@ -85,19 +96,41 @@ def _word_problem(rng: random.Random, level: Level) -> tuple[str, str]:
     objects = rng.choice(OBJECTS)
     name, *others = rng.sample(NAMES, level.num_operations + 1)
     value, chain = _chain(rng, level)
-    sentences = [rng.choice(OPENINGS).format(name=name, n=value, objects=objects)]
+
+    sentences = [
+        rng.choice(OPENINGS).format(
+            name=name,
+            n=value,
+            objects=objects,
+        )
+    ]
+
     steps = []
     for (operation, n), other in zip(chain, others):
         sentence = rng.choice(SENTENCES[operation])
-        sentences.append(sentence.format(name=name, other=other, n=n))
+        sentences.append(
+            sentence.format(
+                name=name,
+                other=other,
+                n=n,
+            )
+        )
+
         result = APPLY[operation](value, n)
         steps.append(f"{value} {operation} {n} = {result}")
-        value, name = result, other if operation == "*" else name
+        value = result
+        name = other if operation == "*" else name
+
     sentences.append(rng.choice(QUESTIONS).format(objects=objects, name=name))
     return " ".join(sentences), "\n".join(steps)
 
 
-APPLY: dict[Operation, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
+APPLY: dict[Operation, Callable[[int, int], int]] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "/": floordiv,
+}
 
 
 def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation, int]]]:
@@ -111,9 +144,11 @@ def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation,
             choices = [n for n in choices if 1 <= APPLY[operation](value, n) <= level.largest]
             if not choices:
                 break
+
             n = rng.choice(choices)
             chain.append((operation, n))
             value = APPLY[operation](value, n)
+
         if len(chain) == level.num_operations:
             return first, chain
 
@@ -124,7 +159,13 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
     1 - 5 and 1 - 5 + 7 are in the same one."""
     questions: dict[str, int] = {}
     digits = range(10)
-    for a, first, b, second, c in product(digits, "+-", digits, "+-", digits):
+    for a, first, b, second, c in product(
+        digits,
+        "+-",
+        digits,
+        "+-",
+        digits,
+    ):
         # Sorted, and -0 is +0: the same terms in another order are the same set.
         terms = sorted(
             f"{sign if n else '+'}{n}" for sign, n in (("+", a), (first, b), (second, c))
@@ -133,10 +174,12 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
         if is_held_out == (split == "eval"):
             value = a + (b if first == "+" else -b) + (c if second == "+" else -c)
             questions[f"{a} {first} {b} {second} {c} ="] = value
+
     if count is not None and count > len(questions):
         raise ValueError(
             f"sums has {len(questions)} {split} questions, not {count}: lower --task.num-{split}"
         )
+
     ordered = sorted(questions, key=lambda question: digest(question, f"sums {seed}"))
     return [
         # The answer is the whole completion; unlike None an empty solution can be an example.

@@ -52,6 +52,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)
+
     try:
         yield
     finally:
@@ -64,6 +65,7 @@ def settings_of(config: TaskConfig, name: str) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     known = {item.name for item in fields(DATASETS[name][1])} - {"seed", "size"}
+
     found: dict[str, Any] = {}
     for item in filter(None, re.split(r",(?=[\w.]+=)", config.settings)):
         key, _, text = item.partition("=")
@@ -75,10 +77,12 @@ def settings_of(config: TaskConfig, name: str) -> dict[str, Any]:
                 f"--task.settings {key!r} is no setting of {name}{suggest(key, known)}; it has "
                 f"{', '.join(sorted(known))}"
             )
+
         try:
             found[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             found[key] = text
+
     return found
 
 
@@ -87,6 +91,7 @@ def num_levels(name: str) -> int:
 
     if name not in CURRICULA:
         return 1
+
     make: Any = CURRICULA[name]
     return max((len(one.levels) for one in make().attributes.values()), default=1)
 
@@ -99,6 +104,7 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
     given = json.loads(settings)
     level = given.pop("difficulty", None)
     make, config_type = DATASETS[name]
+
     values: dict[str, Any] = {}
     try:
         if level is not None and name in CURRICULA:
@@ -106,9 +112,18 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
             curriculum = make_curriculum()
             for key, one in curriculum.attributes.items():
                 curriculum.set_attr_level(key, min(level, len(one.levels) - 1))
+
             made = curriculum.generate_configuration({"seed": seed, "size": given["size"]})
             values = {item.name: getattr(made, item.name) for item in fields(made)}
-        config = config_type(**{**values, **given, "seed": seed})
+
+        config = config_type(
+            **{
+                **values,
+                **given,
+                "seed": seed,
+            }
+        )
+
         getattr(config, "validate", lambda: None)()  # two datasets have none
         return make(config=config)
     except (AssertionError, TypeError, ValueError) as error:
@@ -127,6 +142,7 @@ def generate(config: TaskConfig, split: str, count: int) -> list[Problem]:
         if name not in DATASETS:
             known = suggest(name, DATASETS) or "; see reasoning_gym.factory.DATASETS"
             raise ValueError(f"--task {config.name}: reasoning-gym has no dataset {name!r}{known}")
+
     weights = config.weights or (1.0,) * len(names)
     problems: dict[str, Problem] = {}
     for name, weight in zip(names, weights, strict=True):
@@ -138,7 +154,16 @@ def generate(config: TaskConfig, split: str, count: int) -> list[Problem]:
             share = part if split == "train" else -(-part // len(levels))
             given["size"] = DRAWS * share + 20  # some datasets repeat, some are made as a whole
             settings = json.dumps(given, sort_keys=True)
-            problems |= _draw(config, (name, settings), level, split, share, problems)
+
+            problems |= _draw(
+                config,
+                (name, settings),
+                level,
+                split,
+                share,
+                problems,
+            )
+
     return list(problems.values())
 
 
@@ -146,31 +171,49 @@ def levels_of(config: TaskConfig, name: str) -> list[int | None]:
     first = config.difficulty
     if config.curriculum is None:
         return [first]
+
     last = num_levels(name) - 1
     if last <= (first or 0):
         raise ValueError(f"--task.curriculum does not apply: rg:{name} has no level to rise to")
+
     return list(range(first or 0, last + 1))
 
 
 def _draw(
-    config: TaskConfig, which: tuple[str, str], level: int | None, split: str, count: int,
+    config: TaskConfig,
+    which: tuple[str, str],
+    level: int | None,
+    split: str,
+    count: int,
     known: Mapping[str, Problem],
-) -> dict[str, Problem]:  # fmt: skip
+) -> dict[str, Problem]:
     name, settings = which
     seed = digest(f"{split} {name} {level}", config.seed) % MAX_SEED
     dataset = make_dataset(name, settings, seed)
+
     found: dict[str, Problem] = {}
     for index in range(dataset.config.size):
         if len(found) == count:
             break
+
         entry = dataset[index]
-        question, gold = str(entry["question"]).strip(), entry["answer"]
+        question = str(entry["question"]).strip()
+        gold = entry["answer"]
         if question in known or question in found:
             continue
+
         label = f"{name}-{split}-{len(known) + len(found)}"
         columns = {KEY: [name, settings, seed, index]}
         answer = None if gold is None else str(gold)
-        found[question] = Problem(question, answer, label, level, columns=columns)
+
+        found[question] = Problem(
+            question,
+            answer,
+            label,
+            level,
+            columns=columns,
+        )
+
     return found
 
 
@@ -183,14 +226,17 @@ def entry_of(address: Address) -> dict[str, Any]:
 def score(answer: str, address: Address) -> float:
     """The scorer's verdict from 0 to 1; 0 if it raises, hangs or returns anything else."""
     name, settings, seed, _ = address
+
     # Outside the limit: an import that is interrupted leaves broken modules behind.
-    dataset, entry = make_dataset(name, settings, seed), entry_of(address)
+    dataset = make_dataset(name, settings, seed)
+    entry = entry_of(address)
     try:
         with cpu_limit(SCORER_SECONDS):
             value = float(dataset.score_answer(answer[:MAX_SCORED], entry))
     except (Exception, OutOfTime) as error:  # any of a hundred scorers on untrusted text
         log.debug("the scorer of rg:%s failed on %r: %r", name, answer[:80], error)
         return 0.0
+
     return min(1.0, max(0.0, value)) if value == value else 0.0
 
 
@@ -204,9 +250,17 @@ def regrade(
         if not columns or KEY not in columns:
             graded.append(fact)
             continue
+
         answer = format.extract(text, complete=not fact.truncated)
         value = 0.0 if answer is None else score(answer, tuple(columns[KEY]))
         graded.append(
-            replace(fact, score=value, correct=value >= 1, graded=True, gold_unparseable=False)
+            replace(
+                fact,
+                score=value,
+                correct=value >= 1,
+                graded=True,
+                gold_unparseable=False,
+            )
         )
+
     return graded

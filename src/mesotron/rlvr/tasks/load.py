@@ -44,8 +44,10 @@ def load_task(config: TaskConfig) -> Task:
         train = gym.generate(config, "train", count)
     else:
         train, held_out = _generate(config) if config.name in GENERATORS else _read(config)
+
     if config.curriculum is not None:  # as many of each level
         config = replace(config, num_train=None)
+
     return assemble(train, held_out, config)
 
 
@@ -53,8 +55,10 @@ def check_task(config: TaskConfig) -> None:
     """Refuse a path that does not exist, and more held-out sums than there are."""
     for path in config.data:
         check_path(path)
+
     if config.data:
         return
+
     if config.is_gym:
         gym.generate(replace(config, seed=-1), "eval", 1)  # refuses names and settings
     elif config.name == "sums":
@@ -68,8 +72,10 @@ def _generate(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
         # All of them: `assemble` cuts to the requested size after the examples are taken out.
         held_out = arith.generate_sums("eval", config.num_eval, config.seed)
         return arith.generate_sums("train", None, config.seed), held_out
+
     count = GENERATED if config.num_train is None else config.num_train
     train = arith.generate("train", count + config.few_shot, config.levels, config.seed)
+
     return train, arith.generate("eval", config.num_eval, config.levels, config.seed)
 
 
@@ -90,6 +96,7 @@ def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
     train = select(train_rows, "train")
     if test_rows is None:
         return hold_out(train, config.num_eval, config.seed)
+
     return train, select(test_rows, "test")
 
 
@@ -98,6 +105,7 @@ def _location(config: TaskConfig) -> tuple[str, str | None]:
         return GSM8K_HUB
     if config.path is None:
         raise ValueError(f"the task {config.name} needs a file or hub name: give --task.path")
+
     return config.path, None
 
 
@@ -113,13 +121,24 @@ def math_problem(row: Row, name: str) -> Problem:
     gold = FORMATS["boxed"].extract(solution) if solution else None
     if gold is None and row.values.get("answer") is not None:
         gold = row.text("answer")
+
     if gold is None:
         raise ValueError(f"{row.place}: no \\boxed{{}} in the solution, and no column 'answer'")
+
     level = None
     if row.values.get("level") is not None:
         text = row.text("level")
         match = _MATH_LEVEL.fullmatch(text)
         if match is None and text != "Level ?":  # three rows of the data have this
             raise ValueError(f"{row.place}: level {text[:40]!r} is not Level 1 to Level 5")
+
         level = int(match[1]) if match else None
-    return Problem(row.text("problem"), gold, name, level, solution, columns=dict(row.values))
+
+    return Problem(
+        row.text("problem"),
+        gold,
+        name,
+        level,
+        solution,
+        columns=dict(row.values),
+    )

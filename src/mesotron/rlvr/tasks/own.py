@@ -44,8 +44,10 @@ class Source:
         kind = "none" if self.gold is None else f"{self.gold}, such as {golds[0]!r:.40}"
         if self.gold is not None and golds[0] is None:
             kind = f"{self.gold} (text for the reward only: no short answer to check)"
+
         others = [name for name in self.names if name not in (self.prompt, self.gold)]
         more = f", other columns: {', '.join(others)}" if others else ""
+
         return f"{self.name}: {len(golds):,} rows, prompt = {self.prompt}, gold = {kind}{more}"
 
 
@@ -54,36 +56,48 @@ def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Sou
         read_source(path, config, "" if len(config.data) == 1 else str(k))
         for k, path in enumerate(config.data, start=1)
     ]
+
     sizes = [float(len(source.train)) for source in sources]
     weights = config.weights or sizes
     train: list[Problem] = []
+
     held_out: list[Problem] = []
     for source, weight in zip(sources, weights, strict=True):
         share = weight / sum(weights)
-        rows, test = source.train, source.test
+        rows = source.train
+        test = source.test
+
         count = round(config.num_eval * share)
         if test is None:
             count = min(count, max(1, len(rows) // HELD_OUT_SHARE)) if config.num_eval else 0
             rows, test = hold_out(rows, count, config.seed)
+
         if config.weights:  # as many rows as before in all; a small file repeats
             ranked = sorted(rows, key=lambda problem: digest(problem.question, config.seed))
             rows = [ranked[i % len(rows)] for i in range(round(sum(sizes) * share)) if rows]
+
         train += rows
         held_out += sorted(test, key=lambda p: digest(p.question, config.seed))[:count]
+
     return train, held_out, sources
 
 
 def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
-    location, subset = path, None
+    location = path
+    subset = None
     if not Path(path).expanduser().exists() and ":" in path:  # a hub dataset and its subset
         location, _, subset = path.partition(":")
+
     if path == "openai/gsm8k":  # which has no default subset
         subset = "main"
+
     train, test = read_splits(location, subset)
     if not train:
         raise ValueError(f"{path} has no rows: check --data")
+
     given = dict(item.split("=", 1) for item in config.columns.split(",") if item)
     add_fields([*train, *(test or ())], [*given.values(), *GOLD_COLUMNS])
+
     names = tuple(train[0].values)
     for column in filter(None, given.values()):
         if column not in names:
@@ -91,12 +105,14 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
                 f"{train[0].place}: no column {column!r}{suggest(column, names)}; columns: "
                 f"{', '.join(map(str, names[:12]))}: check --data.columns {config.columns}"
             )
+
     prompt = given.get("prompt") or next((x for x in PROMPT_COLUMNS if x in names), None)
     if prompt is None:
         raise ValueError(
             f"{path} has no column {', '.join(PROMPT_COLUMNS)}, but {', '.join(names[:12])}: name "
             "the prompt's with --data.columns prompt=NAME"
         )
+
     gold = next((x for x in GOLD_COLUMNS if x in names and x != prompt), None)
     gold = given.get("gold", gold) or None
     stem = f"{data_name(path)}{number}"
@@ -105,12 +121,19 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
 
     def make(rows: Sequence[Row], split: str) -> list[Problem]:
         return [
-            make_problem(row, f"{stem}-{split}-{i}", prompt, gold, named)
+            make_problem(
+                row,
+                f"{stem}-{split}-{i}",
+                prompt,
+                gold,
+                named,
+            )
             for i, row in enumerate(rows)
         ]
 
     made = make(train, "train")
     tested = None if test is None else make(test, "test")
+
     # Texts to compare with are for the reward: no answer in them can be checked.
     every = [*zip(train, made), *zip(test or (), tested or ())]
     prose = [row.place for row, one in every if one.gold is None or not is_checkable(one.gold)]
@@ -118,10 +141,13 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
         if 2 * len(prose) < len(every):
             message = "no row is graded, for %d of %d have no short answer, first %s: remove them"
             log.warning(message, len(prose), len(every), prose[0])
+
         made = [replace(one, gold=None, solution=one.solution or one.gold) for one in made]
         tested = None if tested is None else [replace(one, gold=None) for one in tested]
+
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
+
     return Source(path, prompt, shown, names, made, tested)
 
 
@@ -135,7 +161,12 @@ def add_fields(rows: Sequence[Row], names: Sequence[str]) -> None:
 
 def parse_switches(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Make booleans of the columns of CSV that hold True and False: both texts are true in `if`."""
-    values = {"True": True, "true": True, "False": False, "false": False}
+    values = {
+        "True": True,
+        "true": True,
+        "False": False,
+        "false": False,
+    }
     for name in columns:
         if all(not row.typed and row.values.get(name) in values for row in rows):
             for row in rows:
@@ -146,7 +177,9 @@ def make_problem(
     row: Row, name: str, prompt: str, gold: str | None, named: dict[str, str] | None = None
 ) -> Problem:
     """A row as a problem; `named` maps further names for the reward to columns."""
-    messages, response = None, None
+    messages = None
+    response = None
+
     value = row.values.get(prompt)
     if isinstance(value, list):
         messages, response = read_messages(value, f"{row.place}: column {prompt!r}")
@@ -155,13 +188,25 @@ def make_problem(
             question = "\n".join(f"{one['role']}: {one['content']}" for one in messages)
     else:
         question = row.text(prompt)
+
     if gold is not None and not isinstance(row.values.get(gold), list | dict | bool):
         response = row.text(gold)
+
     answer, solution = read_gold(response) if response else (None, None)
     columns = dict(row.values)
     columns |= {key: columns[column] for key, column in (named or {}).items()}
     reply = response if messages and gold is None else None
-    return Problem(question, answer, name, None, solution, messages, columns, reply)
+
+    return Problem(
+        question,
+        answer,
+        name,
+        None,
+        solution,
+        messages,
+        columns,
+        reply,
+    )
 
 
 def read_gold(text: str) -> tuple[str, str | None]:
@@ -173,9 +218,11 @@ def read_gold(text: str) -> tuple[str, str | None]:
     steps, mark, last = text.rpartition("####")
     if mark and last.strip() and "\n" not in last.strip():
         return THOUSANDS.sub("", last.strip()), CALCULATOR_MARK.sub("", steps).strip() or None
+
     boxed = FORMATS["boxed"].extract(text)
     if boxed is not None:
         return boxed, text
+
     return text, None if is_checkable(text) else text
 
 
@@ -192,10 +239,14 @@ def read_messages(value: list[Any], place: str) -> tuple[list[Message], str | No
         if isinstance(content, list):  # parts, as of multimodal models
             texts = [part.get("text") if isinstance(part, dict) else None for part in content]
             content = None if None in texts else "".join(map(str, texts))
+
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(f"{place}: a message needs role and content (text), not {one!r:.60}")
+
         messages.append({"role": ROLES.get(role, role), "content": content})
+
     reply = messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else None
     if not messages or not messages[-1]["content"].strip():
         raise ValueError(f"{place}: there is no question, a last message that is not a reply")
+
     return messages, reply

@@ -37,7 +37,12 @@ class Task:
 def own_row(problem: Problem) -> dict[str, Any]:
     """What a reward may read of a problem."""
     prompt = problem.messages or [{"role": "user", "content": problem.question}]
-    return {"prompt": prompt, "gold": problem.gold, "id": problem.id, "columns": problem.columns}
+    return {
+        "prompt": prompt,
+        "gold": problem.gold,
+        "id": problem.id,
+        "columns": problem.columns,
+    }
 
 
 def digest(text: str, seed: int | str = 0) -> int:
@@ -61,18 +66,22 @@ def _without(problems: Sequence[Problem], others: Sequence[Problem]) -> list[Pro
 
 def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig) -> Task:
     """Take the few-shot examples from the training problems and cut both lists to size."""
-    train, held_out = _without(train, held_out), list(held_out)
+    train = _without(train, held_out)
+    held_out = list(held_out)
     solved = [problem for problem in train if problem.solution is not None and problem.gold]
     examples = sorted(solved, key=lambda p: digest(p.question, config.seed))[: config.few_shot]
+
     if len(examples) < config.few_shot:
         raise ValueError(
             f"few_shot={config.few_shot} needs as many solved training problems, but "
             f"{config.title} has {len(solved)}: lower --task.few-shot"
         )
+
     train = _without(train, examples)
     if len(train) < (config.num_train or 0):
         message = "--task.num-train %d: %s has only %d"
         log.warning(message, config.num_train, config.title, len(train))
+
     train = _cut(train, config.num_train, config.seed)
     held_out = _cut(held_out, config.num_eval, config.seed)
     if not train or (not held_out and config.num_eval):
@@ -81,6 +90,7 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
             f"the task {config.title} has no problem left to {purpose} on: give it more "
             "different rows, or check --task.path, --task.levels and --task.num-eval"
         )
+
     return Task(train, held_out, FORMATS[config.format], tuple(examples))
 
 

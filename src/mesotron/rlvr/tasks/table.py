@@ -30,15 +30,18 @@ class Row:
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
             raise ValueError(f"{self.place}: no column {column!r}, only {known}: add it")
+
         value = self.values[column]
         empty = value is None or value != value or not str(value).strip()  # None, NaN, ""
         if empty or isinstance(value, bool) or not isinstance(value, str | int | float):
             kind = f"of type {type(value).__name__}, not text or a number"
             kind = "empty: fill it in or drop the row" if empty else kind
             raise ValueError(f"{self.place}: column {column!r} is {kind}")
+
         text = str(value).strip()
         if len(text) > MAX_TEXT:
             raise ValueError(f"{self.place}: column {column!r} has over {MAX_TEXT:,} characters")
+
         return text
 
 
@@ -48,6 +51,7 @@ def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[R
         return _read_folder(local)
     if local.is_file():
         return list(read_rows(local)), None
+
     check_path(path)
     return _read_hub(path, subset)
 
@@ -57,10 +61,12 @@ def check_path(path: str) -> None:
     local = Path(path).expanduser()
     if local.is_dir() or local.is_file():
         return
+
     known = (*SUFFIXES, ".txt", ".tsv", ".gz", ".zip", ".xlsx")
     if local.suffix in known or path.startswith((".", "/", "~")) or local.exists():
         beside = [one.name for one in local.parent.glob("*")] if local.parent.is_dir() else []
         raise ValueError(f"there is no file or folder {path}{suggest(local.name, beside)}")
+
     if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?|[\w-]+", path):
         raise ValueError(f"{path!r} is neither a file or folder here nor a name on the hub")
 
@@ -77,6 +83,7 @@ def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
         from datasets import load_from_disk
 
         return _choose_splits(load_from_disk(str(folder)), str(folder))
+
     files = [path for path in (*folder.iterdir(), *folder.glob("data/*")) if path.is_file()]
     files = sorted(path for path in files if path.suffix in SUFFIXES)
 
@@ -85,6 +92,7 @@ def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
             parts = [path for path in files if re.fullmatch(rf"{name}(-\d+-of-\d+)?", path.stem)]
             if parts:
                 return [row for path in parts for row in read_rows(path)]
+
         return None
 
     train = read("train")
@@ -92,6 +100,7 @@ def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
         if len(files) == 1:
             return list(read_rows(files[0])), None
         raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
+
     return train, read(*_EVAL_NAMES)
 
 
@@ -107,6 +116,7 @@ def _read_json(path: Path) -> Iterator[Row]:
     rows = _parse_json(path.read_bytes(), str(path))
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows: write one object per line into a .jsonl")
+
     for number, row in enumerate(rows, start=1):
         yield _make_row(f"{path}: row {number}", row)
 
@@ -128,6 +138,7 @@ def _make_row(place: str, row: Any) -> Row:
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         delimiter = max(",;\t", key=file.readline(1 << 16).decode(errors="replace").count)
+
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True, delimiter=delimiter)
         try:
@@ -150,6 +161,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     except (pyarrow.ArrowException, OSError) as error:
         first = str(error).partition("\n")[0]
         raise ValueError(f"{path}: not Parquet ({first})") from error
+
     for number, row in enumerate(rows, start=1):
         yield Row(f"{path}: row {number}", row)
 
@@ -168,6 +180,7 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
             f"{name!r} is not a local file and cannot be loaded from the hub{reason}: "
             f"{type(error).__name__}: {first}"
         ) from error
+
     return _choose_splits(splits, name)
 
 
@@ -177,7 +190,9 @@ def _choose_splits(data: Any, name: str) -> tuple[list[Row], list[Row] | None]:
         str(part): [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, 1)]
         for part, rows in splits.items()
     }
+
     if "train" not in found:
         # MATH-500, for instance, has only a test split: divide it like a single file.
         return next(iter(found.values())), None
+
     return found["train"], next((found[part] for part in _EVAL_NAMES if part in found), None)

@@ -18,6 +18,7 @@ def build_world(config: WorldConfig) -> World:
         return import_named(config.name, "world")(config)
     if config.name not in NAMES:
         raise ValueError(f"unknown world {config.name!r}: use {', '.join(NAMES)} or MODULE:CLASS")
+
     require("vla", ["mujoco"], f"the world {config.name}")
     if config.name == "metaworld":
         require("metaworld", ["metaworld"], "the world metaworld")

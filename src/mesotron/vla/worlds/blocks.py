@@ -39,12 +39,14 @@ def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
     """The MuJoCo model of a table with these objects; never modified."""
     objects = ""
     for k, shape in enumerate(shapes):
-        w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
+        w = HALF_WIDTH[shape]
+        h = HALF_HEIGHT[shape]
         geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
         objects += (
             f'<body name="object{k}"><freejoint/><geom name="object{k}" type={geom}'
             ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
         )
+
     xml = Path(__file__).with_suffix(".xml").read_text(encoding="utf-8")
     return mj.MjModel.from_xml_string(xml.replace("</worldbody>", f"{objects}</worldbody>"))
 
@@ -54,10 +56,12 @@ class Table:
         self.scene = scene
         self.model = compile_model(tuple(item.shape for item in scene.objects))
         self.data = mj.MjData(self.model)
+
         for k, item in enumerate(scene.objects):
             start = HAND_DOFS + 7 * k
             rotation = np.cos(item.yaw / 2), 0.0, 0.0, np.sin(item.yaw / 2)
             self.data.qpos[start : start + 7] = (*item.place, HALF_HEIGHT[item.shape], *rotation)
+
         self.place_hand(scene.hand)
 
     def place_hand(self, position: tuple[float, float, float]) -> None:
@@ -90,24 +94,29 @@ class Table:
         inside = abs(x - BIN[0]) < BIN_HALF[0] and abs(y - BIN[1]) < BIN_HALF[1]
         shape = self.scene.objects[index].shape
         is_low = z < HALF_HEIGHT[shape] + 0.015
+
         return bool(inside and is_low and self.gap > HALF_WIDTH[shape] + 0.005)
 
 
 def pick_and_place(table: Table, index: int) -> np.ndarray:
     """The scripted expert's action, float32 (4,) in [-1, 1], a smooth function of hand, gap and
     object position: a policy that imitates a hidden phase stalls between two of them."""
-    hand, goal = table.hand, table.position(index)
+    hand = table.hand
+    goal = table.position(index)
     half = HALF_WIDTH[table.scene.objects[index].shape]
     distance = float(np.hypot(*(goal - hand)[:2]))
+
     is_held = distance < 0.02 and abs(goal[2] - hand[2]) < 0.02 and table.gap < half + 0.003
     if is_held:  # lift, move above the bin, release
         goal = np.array([*BIN, 0.0])
         distance = float(np.hypot(*(goal - hand)[:2]))
         height = DROP + (CARRY - DROP) * _ramp(distance, 0.02, 0.05)
         return _move_to(hand, goal, height, grip=1 - 2 * _ramp(distance, 0.025, 0.015))
+
     # Approach from above through a funnel, then close.
     height = goal[2] + np.clip(FUNNEL * (distance - ALIGNED), 0, ABOVE)
     aligned = _ramp(distance, 0.015, 0.006) * _ramp(abs(hand[2] - goal[2]), 0.015, 0.006)
+
     return _move_to(hand, goal, height, grip=2 * aligned - 1)
 
 
@@ -120,6 +129,7 @@ def _move_to(hand: np.ndarray, goal: np.ndarray, height: float, grip: float) -> 
     # A hand that is too low rises before it moves sideways.
     sideways = _ramp(height - hand[2], 0.05, 0.01)
     x, y = sideways * (goal - hand)[:2] / REACH
+
     # Along a straight line, also where the longer axis is clipped to 1.
     scale = max(1.0, abs(x), abs(y))
     z = np.clip((height - hand[2]) / REACH, -1, 1)
@@ -141,17 +151,26 @@ class BlocksWorld(World):
         check_tasks(config, names)
         if self.cameras and config.pixels < 8:
             raise ValueError(f"--world.pixels {config.pixels} must be at least 8")
+
         self.tasks = config.tasks or names
         self._target_of_task = [names.index(task) for task in self.tasks]
 
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
         name = self.config.perturbation
         target = self._target_of_task[task]
-        scene = scenes.draw_scene(self.suite, seed, target, name == "position", name == "wording")
+        scene = scenes.draw_scene(
+            self.suite,
+            seed,
+            target,
+            name == "position",
+            name == "wording",
+        )
+
         self.scene = scene.swapped() if swap else scene
         self.instruction = self.scene.instruction
         self.wrong_instruction = self.scene.swapped().instruction
-        self.table, self.num_steps = Table(self.scene), 0
+        self.table = Table(self.scene)
+        self.num_steps = 0
         self._view = rendering.perturb_view(FRONT, name, seed)
         self._noise = np.random.default_rng([seed, 13])
         names = [self.table.model.geom(k).name for k in range(self.table.model.ngeom)]
@@ -159,9 +178,11 @@ class BlocksWorld(World):
         colors = {f"object{k}": scenes.COLORS[item.color] for k, item in objects}
         colors |= scenes.FURNITURE_COLORS
         self._colors = np.array([colors.get(one) or colors[one.split("_")[0]] for one in names])
+
         if scatter:
             rng = np.random.default_rng([seed, task, 11])
             self.table.place_hand(scenes.draw_free_hand(scene, rng))
+
         return self.observe()
 
     @property
@@ -179,20 +200,33 @@ class BlocksWorld(World):
     def observe(self) -> Observation:
         hand = [*self.table.hand, self.table.gap]
         state = [*hand, *self.where] if self.gives_position else hand
+
         observation: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
         for name in self.cameras:
             camera, offset = (WRIST, self.table.hand) if name == "wrist" else (self._view.camera, 0)
             image = self._render(camera, self.config.pixels, offset)
             observation[IMAGES + name] = self._view.add_noise(image, self._noise)
+
         return observation
 
     def _render(self, camera: Camera, pixels: int, offset: np.ndarray | float = 0) -> np.ndarray:
-        model, data = self.table.model, self.table.data
+        model = self.table.model
+        data = self.table.data
+
         # A physics step leaves geoms where they were before it.
         mj.mj_kinematics(model, data)
         origin = offset + np.array(camera.position)
-        rays, light = camera.rays(pixels), self._view.light
-        return rendering.render_primitives(model, data, origin, rays, self._colors, light)
+        rays = camera.rays(pixels)
+        light = self._view.light
+
+        return rendering.render_primitives(
+            model,
+            data,
+            origin,
+            rays,
+            self._colors,
+            light,
+        )
 
     def picture(self, pixels: int) -> np.ndarray:
         return self._render(self._view.camera, pixels)
@@ -201,6 +235,7 @@ class BlocksWorld(World):
         self.table.move(action)
         self.num_steps += 1
         success = self.table.is_in_bin(self.scene.target)
+
         return success, success or self.num_steps >= self.max_steps
 
     def expert(self) -> np.ndarray:

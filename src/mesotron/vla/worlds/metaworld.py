@@ -24,7 +24,8 @@ from mesotron.vla.worlds.rendering import Ball, Camera, Light, View, mj
 FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
 MAX_STEPS = 500  # the package's horizon; about twice the experts' longest of 200 MT10 episodes
 # The goals of reach, push and the like are drawn as balls of a color used for nothing else.
-GOAL_COLOR, GOAL_RADIUS = (1.0, 0.2, 0.9), 0.025
+GOAL_COLOR = (1.0, 0.2, 0.9)
+GOAL_RADIUS = 0.025
 MT10 = tuple(name.removesuffix("-v3") for name in MT10_V3)
 SENTENCES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -44,6 +45,7 @@ class MetaWorld(World):
             raise ValueError("metaworld has neither a wrist camera nor the perturbation position")
         if config.renderer == "gl" and os.environ.get("MUJOCO_GL") in (None, "disable"):
             raise ValueError("--world.renderer gl needs MUJOCO_GL=egl or MUJOCO_GL=osmesa")
+
         self.config = config
         self.tasks = config.tasks or MT10
         self._name = ""
@@ -54,22 +56,26 @@ class MetaWorld(World):
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
         if swap or scatter:
             raise ValueError("metaworld supports neither swap nor scatter")
+
         if self.tasks[task] != self._name:
             self._name = self.tasks[task]
             self.env, self._policy = _open_task(self._name)
             self._colors = rendering.geom_colors(self.env.model)
             _close_renderers(self._renderers)
+
         others = [name for name in (*self.tasks, *MT10) if name != self._name]
         self.instruction = self._sentence(self._name)
         self.wrong_instruction = self._sentence(others[task % len(others)])
         self.num_steps = 0
         self.env.seed(seed)
         self.env.reset()
+
         # `reset` moves bodies after the last forward pass.
         mj.mj_forward(self.env.model, self.env.data)
         self._full = self.env._get_obs()
         self._view = rendering.perturb_view(FRONT, self.config.perturbation, seed)
         self._noise = np.random.default_rng([seed, 13])
+
         return self.observe()
 
     def _sentence(self, name: str) -> str:
@@ -89,30 +95,52 @@ class MetaWorld(World):
         data.qpos[:] = qpos[: len(data.qpos)]
         mj.mj_forward(self.env.model, data)
         self._full = self.env._get_obs()
+
         return self.observe()
 
     def observe(self) -> Observation:
         image = self._view.add_noise(self.picture(self.config.pixels), self._noise)
         state = self._full[:4].astype(np.float32)  # hand and gripper
-        return {STATE: state, TASK: self.instruction, IMAGES + "front": image}
+
+        return {
+            STATE: state,
+            TASK: self.instruction,
+            IMAGES + "front": image,
+        }
 
     def picture(self, pixels: int) -> np.ndarray:
         if self.config.renderer == "gl":
             return self._render_gl(pixels)
-        camera, light = self._view.camera, self._view.light
-        origin, rays = np.array(camera.position), camera.rays(pixels)
+
+        camera = self._view.camera
+        light = self._view.light
+        origin = np.array(camera.position)
+        rays = camera.rays(pixels)
         goal = Ball(np.asarray(self.env._target_pos), GOAL_RADIUS, GOAL_COLOR)
-        model, data = self.env.model, self.env.data
-        return rendering.render_meshes(model, data, origin, rays, self._colors, light, goal)
+        model = self.env.model
+        data = self.env.data
+
+        return rendering.render_meshes(
+            model,
+            data,
+            origin,
+            rays,
+            self._colors,
+            light,
+            goal,
+        )
 
     def _render_gl(self, pixels: int) -> np.ndarray:
-        model, camera = self.env.model, self._view.camera
+        model = self.env.model
+        camera = self._view.camera
+
         if pixels not in self._renderers:
             # Antialiasing, shadows and reflections cost 12 times all else on a CPU.
             model.vis.quality.offsamples = model.vis.quality.shadowsize = 0
             renderer = self._renderers[pixels] = mj.Renderer(model, pixels, pixels)
             for flag in (mj.mjtRndFlag.mjRND_SHADOW, mj.mjtRndFlag.mjRND_REFLECTION):
                 renderer.scene.flags[flag] = 0
+
         forward = np.subtract(camera.target, camera.position)
         free = mj.MjvCamera()
         free.lookat[:] = camera.target
@@ -121,12 +149,14 @@ class MetaWorld(World):
         free.elevation = np.degrees(np.arcsin(forward[2] / free.distance))
         model.vis.global_.fovy = camera.field_of_view
         self._renderers[pixels].update_scene(self.env.data, camera=free)
+
         return self._renderers[pixels].render().copy()
 
     def move(self, action: np.ndarray) -> tuple[bool, bool]:
         self._full, _, _, _, info = self.env.step(np.clip(action, -1, 1))
         self.num_steps += 1
         success = bool(info["success"])
+
         return success, success or self.num_steps >= self.max_steps
 
     def expert(self) -> np.ndarray:
@@ -144,6 +174,7 @@ def _open_task(name: str) -> tuple[Any, Any]:
     env._freeze_rand_vec = False
     env.seeded_rand_vec = True
     env._set_task_called = True
+
     return env, ENV_POLICY_MAP[f"{name}-v3"]()
 
 

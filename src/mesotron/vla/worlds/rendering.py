@@ -57,6 +57,7 @@ class Camera:
         grid = grid.reshape(-1, 3)
         rays = grid / np.linalg.norm(grid, axis=1, keepdims=True)
         rays.flags.writeable = False
+
         return rays
 
 
@@ -91,12 +92,15 @@ def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
     if name == "camera":
         x, y, z = np.add(view.camera.position, rng.uniform(-CAMERA_SHIFT, CAMERA_SHIFT, 3))
         return replace(view, camera=replace(view.camera, position=(x, y, z)))
+
     if name == "light":
         angle = rng.uniform(0, 2 * np.pi)
         direction = (0.9 * np.cos(angle), 0.9 * np.sin(angle), 0.6)
         return replace(view, light=Light(direction, rng.uniform(*LIGHT_STRENGTH)))
+
     if name == "noise":
         return replace(view, noise=PIXEL_NOISE)
+
     return view
 
 
@@ -104,9 +108,23 @@ def cast_rays(
     model: Model, data: Data, origin: np.ndarray, rays: np.ndarray, groups: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """What each ray hits first: geom ids int32 (P,), -1 for none, and distances float64 (P,)."""
-    geoms, distances = np.empty(len(rays), np.int32), np.empty(len(rays))
+    geoms = np.empty(len(rays), np.int32)
+    distances = np.empty(len(rays))
     num = len(rays)
-    mj.mj_multiRay(model, data, origin, rays.ravel(), groups, 1, -1, geoms, distances, num, FAR)
+
+    mj.mj_multiRay(
+        model,
+        data,
+        origin,
+        rays.ravel(),
+        groups,
+        1,
+        -1,
+        geoms,
+        distances,
+        num,
+        FAR,
+    )
     return geoms, distances
 
 
@@ -120,10 +138,12 @@ def render_primitives(
     solid = np.flatnonzero(geoms > 0)
     points = origin + distances[solid, None] * rays[solid]
     shade[solid] = light.shade(surface_normals(model, data, geoms[solid], points) @ direction)
+
     # Geom -1, the last row, is the sky.
     palette = (255 * np.vstack([colors, SKY])).astype(np.float32)
     image = np.minimum(palette[geoms] * shade[:, None], 255).astype(np.uint8)
     pixels = int(len(rays) ** 0.5)
+
     return image.reshape(pixels, pixels, 3)
 
 
@@ -132,10 +152,12 @@ def surface_normals(model: Model, data: Data, geoms: np.ndarray, points: np.ndar
     frames = data.geom_xmat.reshape(-1, 3, 3)[geoms]
     local = np.einsum("vij,vi->vj", frames, points - data.geom_xpos[geoms])
     normals = np.empty_like(local)
+
     is_round = model.geom_type[geoms] == CYLINDER
     for rows, normals_of in ((~is_round, _box_normals), (is_round, _cylinder_normals)):
         if rows.any():
             normals[rows] = normals_of(local[rows], model.geom_size[geoms[rows]])
+
     return np.einsum("vij,vj->vi", frames, normals)
 
 
@@ -143,6 +165,7 @@ def _box_normals(local: np.ndarray, half_sizes: np.ndarray) -> np.ndarray:
     face = np.argmax(np.abs(local) / half_sizes, axis=1)[:, None]
     normals = np.zeros_like(local)
     np.put_along_axis(normals, face, np.sign(np.take_along_axis(local, face, axis=1)), axis=1)
+
     return normals
 
 
@@ -150,6 +173,7 @@ def _cylinder_normals(local: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     radius = np.hypot(local[:, 0], local[:, 1])
     is_side = radius / sizes[:, 0] >= np.abs(local[:, 2]) / sizes[:, 1]
     side = local * [1, 1, 0] / np.maximum(radius, 1e-9)[:, None]
+
     return np.where(is_side[:, None], side, np.sign(local) * [0, 0, 1])
 
 
@@ -165,7 +189,14 @@ def render_meshes(
     model: Model, data: Data, origin: Array, rays: Array, colors: Array, light: Light, ball: Ball
 ) -> Array:
     """Render any model with normals from depth, uint8 (H, W, 3); `colors` as in `geom_colors`."""
-    geoms, depth = cast_rays(model, data, origin, rays, VISIBLE_GROUPS)
+    geoms, depth = cast_rays(
+        model,
+        data,
+        origin,
+        rays,
+        VISIBLE_GROUPS,
+    )
+
     depth = np.where(geoms < 0, FAR, depth)
     image = colors[geoms]
     distance = hit_ball(origin, rays, ball)
@@ -173,6 +204,7 @@ def render_meshes(
     pixels = int(len(rays) ** 0.5)
     points = (origin + depth[:, None] * rays).reshape(pixels, pixels, 3)
     image = image.reshape(pixels, pixels, 3) * shade_from_depth(points, origin, light)[..., None]
+
     return (255 * np.clip(image, 0, 1)).astype(np.uint8)
 
 
@@ -180,18 +212,22 @@ def geom_colors(model: Model) -> np.ndarray:
     """Colors of all geoms by material and mean texture color, (G + 1, 3); the last is the sky."""
     textures = []
     for k in range(model.ntex):
-        start, channels = model.tex_adr[k], model.tex_nchannel[k]
+        start = model.tex_adr[k]
+        channels = model.tex_nchannel[k]
         size = model.tex_height[k] * model.tex_width[k] * channels
         texels = model.tex_data[start : start + size].reshape(-1, channels)
         textures.append(texels[:, :3].mean(axis=0) / 255)
+
     colors = model.geom_rgba[:, :3].copy()
     for geom, material in enumerate(model.geom_matid):
         if material >= 0:
             if np.allclose(model.geom_rgba[geom], DEFAULT_RGBA):
                 colors[geom] = model.mat_rgba[material, :3]
+
             for texture in model.mat_texid[material]:
                 if texture >= 0:
                     colors[geom] *= textures[texture]
+
     return np.vstack([colors, SKY])
 
 
@@ -200,6 +236,7 @@ def hit_ball(origin: np.ndarray, rays: np.ndarray, ball: Ball) -> np.ndarray:
     offset = ball.position - origin
     along = rays @ offset
     inside = along**2 - offset @ offset + ball.radius**2
+
     return np.where((inside > 0) & (along > 0), along - np.sqrt(np.maximum(inside, 0)), np.inf)
 
 
@@ -209,6 +246,7 @@ def shade_from_depth(points: np.ndarray, origin: np.ndarray, light: Light) -> np
     normal /= np.maximum(np.linalg.norm(normal, axis=-1, keepdims=True), 1e-12)
     # A visible surface faces the camera.
     facing = np.sum(normal * (origin - points), axis=-1, keepdims=True)
+
     return light.shade(np.where(facing < 0, -normal, normal) @ light.unit())
 
 
@@ -218,4 +256,5 @@ def _nearest_difference(points: np.ndarray, axis: int) -> np.ndarray:
     before = np.concatenate([np.take(step, [0], axis=axis), step], axis=axis)
     after = np.concatenate([step, np.take(step, [-1], axis=axis)], axis=axis)
     nearer = np.linalg.norm(before, axis=-1) < np.linalg.norm(after, axis=-1)
+
     return np.where(nearer[..., None], before, after)

@@ -10,8 +10,10 @@ import numpy as np
 Shape = Literal["cube", "can"]
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-COLORS, FURNITURE_COLORS = _TABLES["objects"], _TABLES["furniture"]
-TRAINING_SENTENCES, HELD_OUT_SENTENCES = _TABLES["training"], _TABLES["held_out"]
+COLORS = _TABLES["objects"]
+FURNITURE_COLORS = _TABLES["furniture"]
+TRAINING_SENTENCES = _TABLES["training"]
+HELD_OUT_SENTENCES = _TABLES["held_out"]
 HALF_HEIGHT: dict[Shape, float] = {"cube": 0.022, "can": 0.034}
 HALF_WIDTH: dict[Shape, float] = {"cube": 0.022, "can": 0.020}
 
@@ -87,12 +89,14 @@ def draw_scene(
     yaws = rng.uniform(-MAX_YAW, MAX_YAW, count)
     x, y, z = (float(rng.uniform(low, high)) for low, high in HAND_START)
     wording = rng.random()
+
     # Last, since it takes a varying number of draws: all else is equal in a perturbed scene.
     places = _draw_places(rng, count, outside)
     objects = tuple(
         replace(suite.objects[k], place=place, yaw=float(yaw))
         for k, place, yaw in zip(order, places, yaws, strict=True)
     )
+
     sentences = HELD_OUT_SENTENCES if reworded else TRAINING_SENTENCES
     return Scene(
         objects,
@@ -111,8 +115,10 @@ def _draw_places(rng: np.random.Generator, count: int, outside: bool) -> list[tu
             x, y = (float(rng.uniform(low, high)) for low, high in region)
             if outside and all(low < v < high for v, (low, high) in zip((x, y), REGION)):
                 continue
+
             if all(np.hypot(x - a, y - b) >= SPACING for a, b in places):
                 places.append((x, y))
+
             if len(places) == count:
                 return places
 

@@ -21,13 +21,17 @@ def remembered_names(path: Path) -> dict[str, str]:
         file = folder / NAMES_FILE
         if not file.is_file():
             continue
+
         try:
             values = json.loads(file.read_bytes()[:MAX_BYTES])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not JSON: fix or delete it") from error
+
         if not isinstance(values, dict) or not all(isinstance(x, str) for x in values.values()):
             raise ValueError(f'{file} must be an object such as {{"reward": "my_score"}}')
+
         return {ours: theirs for ours, theirs in values.items() if ours in METRICS}
+
     return {}
 
 
@@ -38,6 +42,7 @@ def remember_names(path: Path, names: Mapping[str, str]) -> Path | None:
         with suppress(OSError):
             write_whole(folder / NAMES_FILE, text)
             return folder / NAMES_FILE
+
     return None
 
 
@@ -55,10 +60,13 @@ class Names:
             ours, _, theirs = pair.partition("=")
             if not theirs:
                 raise ValueError(f"--rename {pair} must have the form reward=my_score")
+
             if ours not in METRICS:
                 known = f"{', '.join(METRICS)}{suggest(ours, METRICS)}"
                 raise ValueError(f"--rename {pair}: {ours!r} is not one of {known}")
+
             self.given[ours] = theirs
+
         self.mapped = remembered_names(path) | self.given
         self.seen: set[str] = set()  # names in the log
         self.reward_from: list[str] = []
@@ -67,9 +75,12 @@ class Names:
         """Take the names of new rows; True if the reward is now read from elsewhere."""
         if self.seen.issuperset(names):
             return False
-        before, self.seen = self.reward_from, self.seen | set(names)
+
+        before = self.reward_from
+        self.seen = self.seen | set(names)
         mapped = self.mapped.get("reward") in self.seen
         self.reward_from = [] if mapped else guess_reward(sorted(self.seen))
+
         return self.reward_from != before
 
     def check(self) -> None:
@@ -84,6 +95,7 @@ class Names:
         unknown = sorted(self.seen - {"step"})
         if not unknown:
             raise ValueError(f"{path} has no numbers other than steps: check its values")
+
         if not any(map(canonical, rows)):
             close = suggest_names(unknown)
             fix = f"map them with --rename, as in --rename reward={(close or ['my_score'])[0]}"
@@ -95,6 +107,8 @@ class Names:
         for ours, theirs in self.mapped.items():
             if theirs in row:
                 out[own_name(ours)] = row[theirs]
+
         if values := [row[name] for name in self.reward_from if name in row]:
             out[own_name("reward")] = sum(values) / len(values)
+
         return out

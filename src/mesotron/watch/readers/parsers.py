@@ -68,7 +68,8 @@ class Parser(ABC):
     whole: ClassVar[bool] = False  # see `Whole`
 
     def __init__(self, path: Path, part: str | None = None) -> None:
-        self.path, self.part = path, part
+        self.path = path
+        self.part = part
         self.offset = 0  # bytes read so far
         self.actions: list[dict[str, Any]] = []  # records of a guard's actions, if there are any
         self.notes: list[str] = []
@@ -95,7 +96,8 @@ class Parser(ABC):
         return path.stat().st_size
 
     def _take(self) -> list[Row]:
-        row, self._row = self._row, {}
+        row = self._row
+        self._row = {}
         return [row] if len(row) > 1 else []  # a step is no row
 
 
@@ -119,6 +121,7 @@ class LineParser(Parser):
             for _ in log.read():
                 if not log.runs and log.num_lines > MAX_HEAD:
                     break
+
         return log.runs.names()
 
     def read(self) -> Iterator[Row]:
@@ -129,6 +132,7 @@ class LineParser(Parser):
                 block, newline, self._rest = (self._rest + data).rpartition(b"\n")
                 if newline:
                     yield from self._parse_block(block)
+
                 if len(self._rest) > MAX_LINE:
                     self._parse(self._rest)  # raises
 
@@ -137,12 +141,15 @@ class LineParser(Parser):
             yield from self._parse(line)
 
     def finish(self) -> list[Row]:
-        rest, self._rest = self._rest, b""
+        rest = self._rest
+        self._rest = b""
+
         try:
             rows = self._parse(rest) if rest.strip() else []
             self.offset -= bool(rows)  # there was no newline
         except MalformedLine:  # cut off when the writer was killed
             rows = []
+
         return [*rows, *self._take()]
 
     def _parse(self, line: bytes) -> list[Row]:
@@ -152,8 +159,10 @@ class LineParser(Parser):
             raise self.error(f"is longer than {MAX_LINE} bytes")
         if self.offset > MAX_FILE:  # a compressed file may be larger inside
             raise self.error(f"is beyond {MAX_FILE} bytes: give a part of the log")
+
         text = line.decode("utf-8", errors="replace").removesuffix("\r")
         rows = self.parse(text.removeprefix("\ufeff") if self.num_lines == 1 else text)
+
         return [row for row in rows if row]
 
     def error(self, problem: str) -> "MalformedLine":
@@ -174,11 +183,14 @@ class JsonLines(LineParser):
             values = json.loads(b"[%b]" % block.replace(b"\n", b",")) if self.num_lines else []
         except (ValueError, RecursionError):
             values = []
+
         if len(values) != lines or any(type(value) is not dict for value in values):
             yield from super()._parse_block(block)  # names the line that is wrong
             return
+
         self.offset += len(block) + 1
         self.num_lines += lines
+
         for value in values:
             if row := self._to_row(value):
                 yield row
@@ -188,17 +200,21 @@ class JsonLines(LineParser):
         names = {name: value[name] for name in run_columns(texts | value.keys() & {"seed"})}
         if names and self.part not in (None, self.runs.add(names, value)):
             return {}
+
         return to_row(value)
 
     def parse(self, line: str) -> list[Row]:
         if not line or line.isspace():
             return []
+
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise self.error(f"is not JSON: {_reason(error)}") from error
+
         if not isinstance(value, dict):
             raise self.error(f"is not a JSON object but {type(value).__name__}")
+
         return [self._to_row(value)]
 
 
@@ -219,22 +235,27 @@ class Document(Whole):
     def finish(self) -> list[Row]:
         with open_bytes(self.path) as file:
             data = read_bytes(file, MAX_DOCUMENT + 1, self.path)
+
         if len(data) > MAX_DOCUMENT:
             raise ValueError(f"{self.path} is larger than {MAX_DOCUMENT} bytes: use its JSONL")
+
         try:
             value = json.loads(data.decode("utf-8-sig", errors="replace"))
             if isinstance(value, dict) and isinstance(value.get("cells"), list):
                 return [row for row in _notebook_rows(value["cells"]) if row]
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path} is not JSON of a log: {_reason(error)}") from error
+
         rows = _find_rows(value)
         if rows is None:
             raise ValueError(
                 f"{self.path} has no log_history, rows or columns: give a trainer_state.json or a "
                 "file with one JSON object per line"
             )
+
         found = [row[ACTION_KEY] for row in rows if ACTION_KEY in row]
         self.actions = [record for record in found if isinstance(record, dict)]
+
         return [row for item in rows if ACTION_KEY not in item and (row := to_row(item))]
 
 
@@ -243,18 +264,28 @@ def _find_rows(value: Any, depth: int = MAX_DEPTH) -> list[dict[str, Any]] | Non
     if not isinstance(value, dict):
         is_rows = isinstance(value, list) and all(isinstance(row, dict) for row in value)
         return value if is_rows else None
+
     if "log_history" in value:
         return _find_rows(value["log_history"], 0)
     if value and all(key.isdecimal() and isinstance(row, dict) for key, row in value.items()):
         return [{"step": key} | row for key, row in value.items()]
+
     lists = {key: x for key, x in value.items() if isinstance(x, list) and len(x) > 1}
-    columns = {key: x for key, x in lists.items()
-               if all(item is None or isinstance(item, int | float) for item in x)}  # fmt: skip
+    columns = {
+        key: x
+        for key, x in lists.items()
+        if all(item is None or isinstance(item, int | float) for item in x)
+    }
+
     length = max(map(len, columns.values()), default=0)
-    rows = [{key: column[k] for key, column in columns.items() if k < len(column)}
-            for k in range(length)]  # fmt: skip
+    rows = [
+        {key: column[k] for key, column in columns.items() if k < len(column)}
+        for k in range(length)
+    ]
+
     inside = (_find_rows(item, depth - 1) for item in value.values()) if depth else ()
     found = [rows for rows in (rows or None, *inside) if rows is not None]
+
     return max(found, key=len, default=None)
 
 
@@ -270,8 +301,10 @@ def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
                 header = [text.strip() for text in texts]
             elif header and len(texts) == len(header):
                 yield to_row(dict(zip(header, texts)))
+
         for line in "".join(output.get("text", "")).split("\n"):
             yield from console.parse(line[:MAX_LINE])
+
     yield from console._take()
 
 
@@ -294,44 +327,59 @@ class Csv(LineParser):
         line = f"{self._open}{line}"
         if len(line) > MAX_LINE or self._open.count("\n") > MAX_OPEN:
             raise self.error("ends a row that is too long: is a quote missing?")
+
         # An odd number of quotes leaves a cell open.
         self._open = f"{line}\n" if line.count('"') % 2 else ""
         if self._open or not line.strip() or (self.header is None and line.startswith("#")):
             return []
+
         if self.header is None:
             self._delimiter = max(",\t;", key=line.count)
+
         try:
             cells = next(csv.reader([line], delimiter=self._delimiter))
         except csv.Error as error:
             raise self.error(f"is not CSV: {error}") from error
+
         if self.header is None:
             self._set_header(cells)
             return []
+
         if len(cells) > len(self.header):
             raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
+
         if self._delimiter != ",":
             cells = [COMMA.sub(r"\1.\2", cell) for cell in cells]
+
         values = {name: cell for name, cell in zip(self.header, cells) if name}
         names = {name: values.pop(column, "") for name, column in self._runs.items()}
         if names and self.part not in (None, self.runs.add(names, values)):
             return []
+
         if self._value and (value := values.pop(self._value, "")):
             values[values.pop(self._metric, self._metric)] = value
+
         return [to_row(values)]
 
     def _set_header(self, cells: list[str]) -> None:
         charts = [cell.rpartition(" - ")[0] for cell in cells]
         for run in filter(None, charts * 2):
             self.runs.add({"run": run}, {})
+
         self.header = [
-            "" if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
-            else cell for cell, run in zip(cells, charts)
-        ]  # fmt: skip
+            ""
+            if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
+            else cell
+            for cell, run in zip(cells, charts)
+        ]
+
         columns = {cell.strip().lower(): cell for cell in cells}
         self._runs = {name: columns[name] for name in run_columns(columns)}
         self._metric = next((columns[name] for name in METRIC_COLUMNS if name in columns), "")
+
         if not self._metric and columns.keys() == {"wall time", "step", "value"}:
             self._metric = self.path.stem.rpartition("tag-")[2]
+
         self._value = columns.get("value", "") if self._metric else ""
 
     def _take(self) -> list[Row]:
@@ -364,11 +412,13 @@ class Console(LineParser):
         if self._row and self._block == "verl" and part.lstrip().startswith("- "):
             self._row |= parse_pairs(part)
             return []
+
         if self._row and self._block == "pairs":
             pairs = _pairs_of_block(part) if text else {}
             self._row |= {key: value for key, value in pairs.items() if key != "step"}
             if pairs or not text:
                 return []
+
         rows = self._take()  # a row of several lines is complete when another line begins
         quote = next((k for k in (part.find("{'"), part.find('{"')) if k >= 0), -1)
         if verl := VERL.search(part):
@@ -385,7 +435,9 @@ class Console(LineParser):
             if self._is_known(row):
                 rows.append(row)
             else:  # "Step 3:", with the numbers on the next lines
-                self._row, self._block = {"step": row["step"]}, "pairs"
+                self._row = {"step": row["step"]}
+                self._block = "pairs"
+
         return rows
 
     def _take(self) -> list[Row]:
@@ -413,6 +465,7 @@ def parse_named(text: str) -> Row:
     for piece in re.split(r"[|,;]|\s-\s|\s{2,}", text):
         whole = NAMED.fullmatch(piece)
         row |= _numbers([whole.groups()] if whole else JOINED.findall(piece))
+
     return row
 
 
@@ -432,15 +485,18 @@ class EventFile(Parser):
             raise ValueError(
                 f"{path} needs the reader of TensorBoard: pip install 'mesotron[tensorboard]'"
             ) from error
+
         self._loader = RawEventFileLoader(str(path))
 
     def read(self) -> Iterator[Row]:
         for record in self._loader.Load():  # ends before an incomplete or damaged record
             step, scalars = self._parse(record)
             self.offset += len(record) + FRAME
+
             if scalars and (self._row.get("step") != step or scalars.keys() & self._row.keys()):
                 yield from self._take()
                 self._row = {"step": float(step)}
+
             self._row |= scalars
 
     def _parse(self, record: bytes) -> tuple[int, Row]:
@@ -452,6 +508,7 @@ class EventFile(Parser):
             event = event_pb2.Event.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
         except DecodeError as error:
             raise ValueError(f"{self.path}: no event at byte {self.offset}") from error
+
         scalars: Row = {}
         for value in event.summary.value:
             # A single value would be repeated up to any shape that the file names.
@@ -460,6 +517,7 @@ class EventFile(Parser):
                 scalars[value.tag] = value.simple_value
             elif is_one and value.HasField("tensor") and value.tensor.dtype in (1, 2):  # floats
                 scalars[value.tag] = float(make_ndarray(value.tensor).item())
+
         return event.step, scalars
 
 
@@ -472,6 +530,7 @@ class Runs(dict[str, tuple[int, float | None]]):
             self[run] = self[run][0] + 1, self[run][1]
         elif len(self) < MAX_KEYS:
             self[run] = 1, to_row(values).get("step") if names.keys() == {"seed"} else None
+
         return run
 
     def names(self) -> list[str]:
@@ -488,12 +547,15 @@ def open_bytes(path: Path) -> io.BufferedIOBase:
     """A text file as UTF-8, decompressed if it is gzipped."""
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
+
     with path.open("rb") as file:
         mark = file.read(2)
+
     if mark in (b"\xff\xfe", b"\xfe\xff"):  # what PowerShell writes
         if path.stat().st_size > MAX_DOCUMENT:
             raise ValueError(f"{path} is UTF-16 and larger than {MAX_DOCUMENT} bytes: convert it")
         return io.BytesIO(path.read_bytes().decode("utf-16", errors="replace").encode())
+
     return path.open("rb")
 
 
@@ -517,11 +579,18 @@ def to_row(values: Mapping[str, Any]) -> Row:
     """The numbers of a logged row: nested names are joined by /, the step is named "step", or
     "_step" where it is W&B's count of calls."""
     flat: Row = {}
-    best = _flatten("", values, flat, MAX_DEPTH, ("", len(STEP_NAMES)))
+    best = _flatten(
+        "",
+        values,
+        flat,
+        MAX_DEPTH,
+        ("", len(STEP_NAMES)),
+    )
     if best[0]:
         step = flat.pop(best[0])
         flat.pop("_step", None)
         return {"_step" if best[1] == CALLS else "step": step} | flat
+
     return flat
 
 
@@ -534,16 +603,26 @@ def _flatten(
         if kind is dict:
             if depth:
                 inner = prefix if key in WRAPPERS else f"{prefix}{key}/"
-                best = _flatten(inner, value, flat, depth - 1, best)
+                best = _flatten(
+                    inner,
+                    value,
+                    flat,
+                    depth - 1,
+                    best,
+                )
+
             continue
+
         name, rank = _known_key(f"{prefix}{key}" if prefix else key)
         if rank is not None and kind is str:  # ms-swift logs "5/100"
             value = value.partition("/")[0]
+
         number = value if kind is float else to_number(value)
         if number is not None and name and len(flat) < MAX_KEYS:
             flat[name] = number
             if rank is not None and rank < best[1]:
                 best = name, rank
+
     return best
 
 
@@ -561,6 +640,7 @@ _STEP_RANKS = {plain_name(name): rank for rank, name in reversed([*enumerate(STE
 def to_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+
     try:
         if isinstance(value, str) and len(value) < 64 and value.endswith("%"):
             return float(value[:-1]) / 100

@@ -37,6 +37,7 @@ class Wandb(Parser):
         with self.path.open("rb") as file:
             if file.read(4) != b":W&B":
                 raise ValueError(f"{self.path} is not a W&B run: its first bytes are not ':W&B'")
+
             for record in self._records(file):
                 try:
                     yield from _history_rows(record)
@@ -52,20 +53,25 @@ class Wandb(Parser):
             if left < 7:  # padding
                 position += left
                 continue
+
             file.seek(position)
             head = file.read(7)
             if len(head) < 7:
                 return
+
             _, length, kind = struct.unpack("<IHB", head)
             data = file.read(length)
             if len(data) < length or kind not in (1, 2, 3, 4) or length > left - 7:
                 return
+
             position += 7 + length
             if kind in (1, 2):
                 pieces.clear()
+
             pieces += data
             if len(pieces) > MAX_RECORD:
                 raise ValueError(f"{self.path} has a record longer than {MAX_RECORD} bytes")
+
             if kind in (1, 4):
                 self.offset = position
                 yield bytes(pieces)
@@ -76,13 +82,16 @@ def _history_rows(record: bytes) -> Iterator[Row]:
     for number, history in _fields(record):
         if number != 2 or not isinstance(history, bytes):
             continue
+
         values: dict[str, Any] = {}
         for _, item in (field for field in _fields(history) if field[0] == 1):
             fields = [*_fields(item)] if isinstance(item, bytes) else []
             names = [part for number, part in fields if number in (1, 2)]
+
             key = "/".join(str(name, "utf-8", "replace") for name in names if type(name) is bytes)
             if key:
                 values[key] = _json(next((part for number, part in fields if number == 16), b""))
+
         if row := to_row(values):
             yield row
 
@@ -97,9 +106,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
             value, at = _varint(data, at)
             yield tag >> 3, value
             continue
+
         size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, 0), at)
         if not size and kind != 2:
             raise ValueError(f"unknown wire type {kind}")
+
         yield tag >> 3, data[at : at + size]
         at += size
 
@@ -108,9 +119,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 64:
         byte = data[at]
-        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        value = value | (byte & 127) << shift
+        at = at + 1
+        shift = shift + 7
         if byte < 128:
             return value, at
+
     raise ValueError("a number longer than 64 bits")
 
 
@@ -141,9 +155,14 @@ class Database(Whole):
                 for step, text in database.execute(query, (self.part,)):
                     if isinstance(values := _json(text), dict):
                         yield to_row({**values, "_step": step})  # it counts calls, as W&B's does
+
                 return
-            query = ("SELECT step, key, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
-                     "WHERE run_uuid IS ? ORDER BY step, timestamp")  # fmt: skip
+
+            query = (
+                "SELECT step, key, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
+                "WHERE run_uuid IS ? ORDER BY step, timestamp"
+            )
+
             cells = database.execute(query, (self.part,))
             for step, group in groupby(cells, key=lambda cell: cell[0]):
                 values = {str(key): math.nan if x is None else x for _, key, x in group}
@@ -163,9 +182,13 @@ def _connect(path: Path) -> Iterator[tuple[sqlite3.Connection, set[str]]]:
             is_table = database.execute(query).fetchone()  # a view would compute
             info = database.execute("PRAGMA table_info(metrics)") if is_table else ()
             columns = {str(name) for _, name, *_ in info}
-            if not ({"run_name", "step", "metrics", "id"} <= columns
-                    or {"run_uuid", "key", "value", "step", "is_nan"} <= columns):  # fmt: skip
+
+            if not (
+                {"run_name", "step", "metrics", "id"} <= columns
+                or {"run_uuid", "key", "value", "step", "is_nan"} <= columns
+            ):
                 raise ValueError(f"{path} has no table of metrics as trackio or MLflow write it")
+
             yield database, columns
     except sqlite3.Error as error:
         raise ValueError(f"{path} cannot be read as a database: {error}") from error
@@ -181,6 +204,7 @@ class Parquet(Whole):
             for rows in table.iter_batches(batch_size=1024, columns=columns) if names else ():
                 for values in rows.to_pylist():
                     runs.add({name: values.pop(name) for name in names}, values)
+
         return sorted(runs.names())[:1000]
 
     def finish(self) -> Iterator[Row]:
@@ -204,10 +228,12 @@ def _open_parquet(path: Path) -> Iterator[tuple[Any, list[str], list[str]]]:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ValueError(f"{path} needs the reader of Parquet: pip install pyarrow") from error
+
     try:
         table = ParquetFile(path)
         if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
             raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
+
         types = {column.name: str(column.type) for column in table.schema_arrow}
         texts = {"float", "double", "halffloat", "string", "large_string"}
         columns = [name for name, x in types.items() if x in texts or "int" in x]
@@ -226,12 +252,14 @@ class Mlflow(Whole):
 
     @staticmethod
     def _files(path: Path) -> Iterable[Path]:
-        return sorted(file for file in islice((path / "metrics").rglob("*"), MAX_FILES)
-                      if file.is_file())  # fmt: skip
+        return sorted(
+            file for file in islice((path / "metrics").rglob("*"), MAX_FILES) if file.is_file()
+        )
 
     def finish(self) -> list[Row]:
         if self.offset > parsers.MAX_DOCUMENT:
             raise ValueError(f"{self.path} has more than {parsers.MAX_DOCUMENT} bytes of metrics")
+
         rows: dict[float, Row] = {}
         for file in self._files(self.path):
             name = file.relative_to(self.path / "metrics").as_posix()
@@ -239,4 +267,5 @@ class Mlflow(Whole):
                 cells = [to_number(cell) for cell in line.split()[:3]]
                 if len(cells) == 3 and cells[1] is not None and cells[2] is not None:
                     rows.setdefault(cells[2], {"step": cells[2]})[name] = cells[1]
+
         return [rows[step] for step in sorted(rows)]

@@ -38,6 +38,7 @@ def read_log(path: Path, kind: LogKind = "auto") -> Log:
     stream.finish()
     if not stream.log.rows:
         raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind}): give a log")
+
     return stream.log
 
 
@@ -61,12 +62,15 @@ class Stream:
         """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
         *earlier, last = self._open()
         before = self._table.num_ready
+
         for parser in earlier:  # complete, since a later file exists
             self._table.add(parser.read())
             self._table.add(parser.finish())
+
         rows = last.read()
         if last.whole:
             return self._replace(last)
+
         self._table.add(rows)
         return self._count(before)
 
@@ -75,11 +79,13 @@ class Stream:
         before = self._table.num_ready
         if self._unread:
             raise self._unread
+
         for parser in self._parsers.values():
             if not parser.whole:
                 self._table.add(parser.finish())
             for note in parser.notes:
                 self._table.note(note)
+
         self._table.finish()
         return self._count(before)
 
@@ -91,13 +97,19 @@ class Stream:
         source = locate(self.log.path, self.log.kind)
         make = PARSERS[self.log.kind]
         for path in source.files:
-            size, parser = make.size(path), self._parsers.get(path)
+            size = make.size(path)
+            parser = self._parsers.get(path)
             if size > MAX_FILE:
                 raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE}: give a part")
+
             # A file that shrank was begun again; a document is rewritten as a whole.
-            if parser is None or (size != parser.offset if make.whole else
-                                  path.suffix != ".gz" and size < parser.offset):  # fmt: skip
+            if parser is None or (
+                size != parser.offset
+                if make.whole
+                else path.suffix != ".gz" and size < parser.offset
+            ):
                 self._parsers[path] = make(path, source.part)
+
         return [self._parsers[path] for path in source.files]
 
     def _replace(self, parser: Parser) -> int:
@@ -107,15 +119,20 @@ class Stream:
         except ValueError as error:  # perhaps it is being written: `finish` will raise
             self._unread = error
             return 0
-        self._unread, self.resumed = None, False
+
+        self._unread = None
+        self.resumed = False
         if len(rows) == self._table.num_added and parser.actions == self.log.actions:
             return 0
+
         self.log.actions = parser.actions
         self.log.rows.clear()
         self.log.notes.clear()
-        self._table, self.resumed = Table(self.log), True
+        self._table = Table(self.log)
+        self.resumed = True
         self._table.add(rows)
         self._table.finish()
+
         return self._table.num_ready
 
 
@@ -127,23 +144,30 @@ class Table:
     """
 
     def __init__(self, log: Log) -> None:
-        self.log, self.rows = log, log.rows
+        self.log = log
+        self.rows = log.rows
         self.num_added = 0
         self.changed = False  # whether rows that were ready have changed
         self.num_ready = 0
         self._joins = log.kind != "trainer_state"  # Trainer writes in order
         self._names: set[str] = set()
-        self._last, self._has_steps = -math.inf, False
-        self._epoch, self._offset = math.inf, 0.0  # of a step that begins again in each epoch
+        self._last = -math.inf
+        self._has_steps = False
+        self._epoch = math.inf
+        self._offset = 0.0  # of a step that begins again in each epoch
         self._lag = -1.0  # steps by which a row may be late; those rows are not ready yet
-        self._num_counted, self._counted_names = 0, set[str]()
-        self._bin, self._open, self._num_cells = 1, list[Row](), 0  # rows to average
+        self._num_counted = 0
+        self._counted_names = set[str]()
+        self._bin = 1
+        self._open = list[Row]()
+        self._num_cells = 0  # rows to average
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
             self.num_added += 1
             if not row.keys() <= self._names:
                 row = self._register(row)
+
             step = row.get("step")
             if step is None or not math.isfinite(step):
                 row = self._give_step(row)
@@ -153,16 +177,20 @@ class Table:
                 for earlier in (*self.rows, *self._open):  # they were counted
                     earlier["step"] = self._last = min(step, earlier["step"])
                     self.changed = True
+
             if self._offset or step < self._last:
                 row, step = self._in_epoch(row, step)
+
             if "epoch" in row:
                 self._epoch = row["epoch"]
+
             if step > self._last:
                 self._append(row, step)
             elif step < self._last:
                 self._join_late(row, step)
             elif not self._join_last(row):
                 self._append(row, step)
+
         self._set_ready()
 
     def finish(self) -> None:
@@ -170,8 +198,10 @@ class Table:
         if self._open:
             self.rows.append(average(self._open))
             self._open = []
+
         if self._bin > 1:
             self.note(f"{self.num_added} rows: each {self._bin} are averaged")
+
         self._lag = -1.0
         self._set_ready()
 
@@ -184,6 +214,7 @@ class Table:
         if len(self._names) + len(new) > MAX_KEYS:
             self.note(f"more than {MAX_KEYS} names: the others are left out")
             return {key: value for key, value in row.items() if key in self._names}
+
         self._names |= new
         return row
 
@@ -191,6 +222,7 @@ class Table:
         """W&B's count of calls, the last known step, or a count of rows."""
         calls = row.get("_step")
         numbers = {key: x for key, x in row.items() if key not in ("step", "_step")}
+
         names = numbers.keys() - {"epoch"}
         if self._has_steps:
             step = self._last
@@ -201,8 +233,10 @@ class Table:
             if not self._num_counted or not self._counted_names.isdisjoint(names):
                 self._num_counted += 1
                 self._counted_names = set()
+
             self._counted_names |= names  # an evaluation belongs to the row before it
             step = float(self._num_counted)
+
         return {"step": step} | numbers
 
     def _in_epoch(self, row: Row, step: float) -> tuple[Row, float]:
@@ -210,6 +244,7 @@ class Table:
         if step + self._offset < self._last and row.get("epoch", -math.inf) > self._epoch:
             self._offset = self._last + 1 - step
             self.note("steps begin again in each epoch: they are added up")
+
         step += self._offset
         return (row | {"step": step}) if self._offset else row, step
 
@@ -220,11 +255,15 @@ class Table:
             self._num_cells = sum(map(len, self.rows))
             self._bin *= 2
             self.changed = True
+
         if self._bin > 1:
             self._open.append(row)
             if len(self._open) < self._bin:
                 return
-            row, self._open = average(self._open), []
+
+            row = average(self._open)
+            self._open = []
+
         self.rows.append(row)
         self._num_cells += len(row)
 
@@ -233,9 +272,11 @@ class Table:
         can_join = self._joins and rows and rows[-1]["step"] == self._last
         if not can_join or not is_other(row, rows[-1]):
             return False
+
         self._lag = max(self._lag, 0.0)
         self.changed |= rows is self.rows and self.num_ready >= len(rows)
         rows[-1] |= {key: x for key, x in row.items() if key not in rows[-1]}
+
         return True
 
     def _join_late(self, row: Row, step: float) -> None:
@@ -249,17 +290,22 @@ class Table:
             if self._joins and (at == 0 or rows[at - 1]["step"] < step) and at < len(rows):
                 self._lag = max(self._lag, self._last - step)
                 self.changed |= rows is self.rows and at < self.num_ready
+
                 if rows[at]["step"] == step:
                     rows[at] |= {key: x for key, x in row.items() if key not in rows[at]}
                 else:
                     rows.insert(at, row)
+
                 return
+
         for kept in (self._open, self.rows):
             while kept and kept[-1]["step"] >= step:
                 kept.pop()
+
         then = "the rows after it were written again"
         if not self.rows:
             then = "no earlier row is read; give each run its file, or its name in a column run"
+
         self.note(f"{'resumed' if self.rows else 'begun again'} at step {step:.0f}: {then}")
         self.changed = True
         self._append(row, step)
@@ -288,5 +334,7 @@ def average(rows: list[Row]) -> Row:
         if not math.isfinite(mean):
             finite = [value for value in values if math.isfinite(value)]
             mean = sum(finite) / len(finite) if 2 * len(finite) >= len(values) else math.nan
+
         out[name] = mean
+
     return out | {"step": rows[-1]["step"]}
