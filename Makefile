@@ -41,7 +41,7 @@ OLDEST := $(VENV)/oldest
 oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 	@test -d $(OLDEST)/trl-$(OLDEST_TRL).dist-info || $(BIN)/python -m pip install -q \
 	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL) triton
-	PYTHONPATH=$(OLDEST) $(PYTEST) tests/rlvr
+	PYTHONPATH=$(OLDEST) $(PYTEST) tests/rlvr tests/tasks tests/answers tests/models tests/sampling tests/rewards tests/evaluate tests/serve
 
 slow: $(STAMP)  ## every test, the slow ones too
 	$(PYTEST) -m "slow or not slow"

@@ -20,12 +20,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import mesotron
+from mesotron.answers.formats import FORMATS
 from mesotron.config import ModelConfig, TaskConfig
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.models import load_model
-from mesotron.rlvr.prompts import build_prompt
-from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tasks.problem import Problem
+from mesotron.models.load import load_model
+from mesotron.tasks import arith
+from mesotron.tasks.problem import Problem
+from mesotron.tasks.prompts import build_prompt
 
 CALLS = 0.2  # share of the demonstrations that call the calculator
 STEPS = 100

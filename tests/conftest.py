@@ -18,6 +18,8 @@ if not torch.cuda.is_available():
 # version without the flag stops and names it.)
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
+pytest_plugins = ["support.fixtures"]
+
 
 @pytest.fixture(autouse=True, scope="session")
 def frozen_imports():

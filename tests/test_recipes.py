@@ -9,8 +9,8 @@ from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.config.base import from_plain, to_plain
+from mesotron.models.load import load_model
 from mesotron.recipes import RECIPES, describe_recipes, make_recipe
-from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives import trl_arguments
 from mesotron.runs import RunFolder
 from support.rlvr_tiny import make_network

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
+from mesotron.answers.facts import Judge
+from mesotron.answers.formats import FORMATS
+from mesotron.answers.verify import Verifier
 
 OUT = Path(__file__).parent / "result.json"
 TEMPLATES = (

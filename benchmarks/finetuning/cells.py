@@ -64,9 +64,9 @@ class Base:
         import torch
 
         from mesotron.config import ModelConfig, TaskConfig
+        from mesotron.models.load import load_model
         from mesotron.probes.forgetting import read_text, text_blocks
-        from mesotron.rlvr.models import load_model
-        from mesotron.rlvr.tasks.load import load_task
+        from mesotron.tasks.load import load_task
 
         self.given = given
         self.device = torch.device(given.device)
@@ -92,7 +92,7 @@ class Base:
         of a completion, `targets` those tokens and `problem` the row of each."""
         import torch
 
-        from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
+        from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
 
         made = []
 
@@ -217,7 +217,7 @@ def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     import torch
 
     from mesotron.optim import BUILDERS
-    from mesotron.optim.groups import clip_gradients
+    from mesotron.optim.clipping import clip_gradients
 
     began = time.time()
     base = base_of(given.folder, given.device, given.held_out, given.batch)

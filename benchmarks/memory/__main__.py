@@ -25,17 +25,17 @@ from typing import Any
 import torch
 
 from benchmarks.plan.__main__ import KINDS, TINY, build
+from mesotron.answers.facts import Judge
+from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, ObjectiveConfig, OptimConfig, RolloutConfig, TrainConfig
+from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.estimate import GIB, SHAPES, Lengths, find_device, predict
-from mesotron.rlvr.models import load_model
+from mesotron.rewards.call import make_reward
 from mesotron.rlvr.objectives import trl_arguments
-from mesotron.rlvr.rewards import make_reward
+from mesotron.rlvr.plan.estimate import GIB, SHAPES, Lengths, find_device, predict
 from mesotron.rlvr.session import Parts, build_trainer, quiet_libraries
-from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
+from mesotron.tasks.load import load_task
 
 SIZES = ("qwen2.5-0.5b", "qwen3-1.7b", "qwen3-4b")
 METHODS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Con
 
 import mesotron
 from mesotron.config import ModelConfig
-from mesotron.rlvr.models import load_model
+from mesotron.models.load import load_model
 
 REPEATS = 25
 WARMUP = 6

@@ -20,18 +20,18 @@ import trl
 from transformers import TrainerCallback
 
 import mesotron
+from mesotron.answers.facts import Judge
+from mesotron.answers.verify import Verifier
 from mesotron.config import OptimConfig
+from mesotron.models.load import load_model
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rewards.call import as_reward_function, make_reward
 from mesotron.rlvr.callbacks import RunLog
-from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives import trl_arguments
-from mesotron.rlvr.rewards import as_reward_function, make_reward
-from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
+from mesotron.tasks.load import load_task
+from mesotron.tasks.rows import make_rows
 
 
 class Clock(TrainerCallback):

@@ -28,18 +28,18 @@ import transformers
 import trl
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from mesotron.answers.facts import Judge
+from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, ObjectiveConfig, OptimConfig, RolloutConfig, TrainConfig
+from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.estimate import GIB, SHAPES, Lengths, Shape, find_device, predict
-from mesotron.rlvr.models import load_model
+from mesotron.rewards.call import make_reward
 from mesotron.rlvr.objectives import trl_arguments
-from mesotron.rlvr.prompts import render_prompts
-from mesotron.rlvr.rewards import make_reward
+from mesotron.rlvr.plan.estimate import GIB, SHAPES, Lengths, Shape, find_device, predict
 from mesotron.rlvr.session import Parts, build_trainer, quiet_libraries
-from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
+from mesotron.tasks.load import load_task
+from mesotron.tasks.prompts import render_prompts
 
 KINDS = {
     "smollm2": "llama",

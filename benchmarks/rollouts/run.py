@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
+from mesotron.sampling.graphs import GraphSampler, Sampling
 
 SHAPES = ((256, 10), (256, 32), (1024, 32), (256, 128))  # completions, tokens of each
 PROMPT = 60

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.smollm2.rounded import imitate
+from mesotron.answers.verify import Verifier
 from mesotron.config import TrainConfig
+from mesotron.models.load import as_loaded
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.fast.decoder import FusedSampler
-from mesotron.rlvr.fast.graphs import Sampling
-from mesotron.rlvr.models import as_loaded
-from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.runs import RunFolder
+from mesotron.sampling.decoder import FusedSampler
+from mesotron.sampling.graphs import Sampling
 from mesotron.spectral.filters import noise_edge
+from mesotron.tasks.prompts import build_prompt
 
 Gradient = dict[str, Tensor]
 LAYERS = (2, 10, 18, 26)
@@ -234,7 +234,7 @@ def encode(parts: Any, problems: Sequence[Any], task: Any) -> list[list[int]]:
 
 def try_examples(parts: Any, shots: int) -> dict[str, float]:
     """What 8 samples each of 48 held-out problems are like with so many examples."""
-    from mesotron.rlvr.tasks.load import load_task
+    from mesotron.tasks.load import load_task
 
     task = replace(parts.config.task, few_shot=shots)
     parts = replace(parts, task=load_task(task))

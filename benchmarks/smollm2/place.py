@@ -21,7 +21,7 @@ def model_folder(given: Any) -> Path:
     found = sorted(Path(given.model).expanduser().glob("*.gguf"))
     if not found:
         return Path(given.model).expanduser()
-    from mesotron.rlvr.models import convert_gguf
+    from mesotron.models.load import convert_gguf
 
     folder = convert_gguf(found[0], given.state / "models")
     name_tokens(folder)
@@ -47,7 +47,7 @@ def random_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from mesotron.config import ModelConfig
-    from mesotron.rlvr.models import load_model
+    from mesotron.models.load import load_model
 
     _, tokenizer = load_model(ModelConfig(name="tiny"))
     config = LlamaConfig(

@@ -13,12 +13,12 @@ from torch import Tensor
 from benchmarks.smollm2.plan import Cell, warm_folder
 from benchmarks.smollm2.training import config_of
 from mesotron.config import OptimConfig, SftConfig, TrainConfig
-from mesotron.rlvr.dataset import IGNORED, make_demonstrations
-from mesotron.rlvr.evaluate import evaluate
-from mesotron.rlvr.models import load_model
+from mesotron.evaluate.evaluate import evaluate
+from mesotron.models.load import load_model
 from mesotron.rlvr.optimizer import build_optimizer
-from mesotron.rlvr.tasks.load import load_task
-from mesotron.rlvr.tasks.problem import Task
+from mesotron.tasks.load import load_task
+from mesotron.tasks.problem import Task
+from mesotron.tasks.rows import IGNORED, make_demonstrations
 
 ROWS = 8  # of a batch that are in memory at once
 RATE = 2e-5

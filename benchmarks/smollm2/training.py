@@ -19,14 +19,13 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
+from mesotron.answers.verify import Verifier
 from mesotron.compare.kinds import Language, diverged_at, health_of
 from mesotron.config import TrainConfig
-from mesotron.rlvr.answers.verify import Verifier
+from mesotron.models.load import lora_config
+from mesotron.rewards.call import as_reward_function
 from mesotron.rlvr.callbacks import EvalEvery, SnrProbe
-from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.models import lora_config
 from mesotron.rlvr.objectives import resolve
-from mesotron.rlvr.rewards import as_reward_function
 from mesotron.rlvr.session import (
     Parts,
     evaluate_part,
@@ -34,8 +33,9 @@ from mesotron.rlvr.session import (
     quiet_libraries,
     trainer_arguments,
 )
-from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder
+from mesotron.tasks.rows import make_rows
 
 KEPT = (
     "reward",

@@ -15,17 +15,17 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.speedrun.entries import NAMES, RECIPE
+from mesotron.answers.verify import Verifier
 from mesotron.compare.kinds import change
 from mesotron.config import ModelConfig, TrainConfig
+from mesotron.evaluate.evaluate import evaluate
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, RunLog
-from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.evaluate import evaluate
 from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
+from mesotron.tasks.rows import make_rows
 
 VLLM_SHARE = 0.05  # of the GPU's memory: several runs share it
 VLLM_LENGTH = 512
@@ -195,7 +195,7 @@ def random_model() -> str:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from mesotron.rlvr.models import load_model
+    from mesotron.models.load import load_model
 
     _, tokenizer = load_model(ModelConfig(name="smollm2", dtype="float32"))
     torch.manual_seed(0)

@@ -93,9 +93,9 @@ def train_stock(given: argparse.Namespace) -> None:
     from transformers import TrainerCallback
 
     from benchmarks.speedrun.contenders import make_stock
+    from mesotron.answers.verify import Verifier
     from mesotron.cli import COMMANDS, parse
     from mesotron.config import TrainConfig
-    from mesotron.rlvr.answers.verify import Verifier
     from mesotron.rlvr.session import load, quiet_libraries
 
     times: list[float] = []

@@ -28,11 +28,11 @@ from benchmarks.stack.plan import (
     VLLM,
     Contender,
 )
+from mesotron.answers.verify import Verifier
 from mesotron.compare.kinds import change
 from mesotron.config import ModelConfig
+from mesotron.models.load import CHAT_END, load_model
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.models import CHAT_END, load_model
 from mesotron.rlvr.session import load, quiet_libraries
 from mesotron.runs import RunFolder, describe_environment
 

@@ -1,4 +1,4 @@
-"""The network and tokenizer of the shipped tiny model (src/mesotron/rlvr/tiny/weights)."""
+"""The network and tokenizer of the shipped tiny model (src/mesotron/models/tiny/weights)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.prompts import SYSTEM
+from mesotron.answers.formats import FORMATS
+from mesotron.tasks.prompts import SYSTEM
 
 VOCABULARY = 512
 PAD = "<|pad|>"

@@ -19,13 +19,13 @@ import torch
 
 import mesotron
 from benchmarks.tiny_model import build_network, build_tokenizer
+from mesotron.answers.formats import FORMATS
 from mesotron.config import TaskConfig
 from mesotron.optim.device import choose_device
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.dataset import IGNORED
-from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
-from mesotron.rlvr.tasks.arith import APPLY, generate
-from mesotron.rlvr.tasks.problem import Problem
+from mesotron.tasks.arith import APPLY, generate
+from mesotron.tasks.problem import Problem
+from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
+from mesotron.tasks.rows import IGNORED
 
 TASK = TaskConfig(name="arith")
 LEVELS = (1,) * 2 + (2,) * 3 + (3,) * 7 + (4,) * 8

@@ -11,15 +11,15 @@ import json
 import re
 from pathlib import Path
 
+from mesotron.answers.facts import Judge
+from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, TaskConfig
+from mesotron.evaluate.scores import wilson
+from mesotron.models.load import load_model
 from mesotron.optim.device import use_one_thread_if_small
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.decode import generate
-from mesotron.rlvr.models import load_model
-from mesotron.rlvr.prompts import render_prompts
-from mesotron.rlvr.scores import wilson
-from mesotron.rlvr.tasks.load import load_task
+from mesotron.sampling.decode import generate
+from mesotron.tasks.load import load_task
+from mesotron.tasks.prompts import render_prompts
 
 HERE = Path(__file__).parent
 MAX_TOKENS = 32

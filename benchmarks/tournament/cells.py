@@ -106,12 +106,12 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     """The session's parts around a copy of the start that this worker has."""
     import torch
 
-    from mesotron.rlvr.answers.facts import Judge
-    from mesotron.rlvr.models import choose_speed
+    from mesotron.answers.facts import Judge
+    from mesotron.models.load import choose_speed
+    from mesotron.rewards.call import make_reward
     from mesotron.rlvr.objectives import trl_arguments
-    from mesotron.rlvr.rewards import make_reward
     from mesotron.rlvr.session import Parts
-    from mesotron.rlvr.tasks.load import load_task
+    from mesotron.tasks.load import load_task
 
     model, tokenizer = start_of(cell["task"], given.folder, given.state)
     task = load_task(config.task)
@@ -139,10 +139,10 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     from transformers import TrainerCallback
 
     from benchmarks.smollm2.training import build
+    from mesotron.answers.verify import Verifier
     from mesotron.compare.kinds import diverged_at, health_of, is_not_finite
+    from mesotron.models.load import as_loaded
     from mesotron.probes.forgetting import read_text, text_blocks, text_nll
-    from mesotron.rlvr.answers.verify import Verifier
-    from mesotron.rlvr.models import as_loaded
     from mesotron.rlvr.session import evaluate_part, quiet_libraries
     from mesotron.runs import RunFolder
 

@@ -41,7 +41,7 @@ def sums(rng: random.Random) -> Iterator[tuple[str, Row]]:
 
 
 def words(rng: random.Random) -> Iterator[tuple[str, Row]]:
-    from mesotron.rlvr.tasks.arith import generate
+    from mesotron.tasks.arith import generate
 
     problems = [*generate("train", DRAWS // 6, (3, 4), SEED), *generate("eval", 2000, (3, 4), SEED)]
     for problem in problems:
@@ -77,7 +77,7 @@ def countdown(rng: random.Random) -> Iterator[tuple[str, Row]]:
 
 def gym_rows(name: str, settings: Row, rng: random.Random) -> Iterator[tuple[Row, Row]]:
     """Rows that name their problem, by which the trainer finds its scorer, and their entries."""
-    from mesotron.rlvr.tasks.gym import KEY, make_dataset
+    from mesotron.tasks.gym import KEY, make_dataset
 
     text = json.dumps(settings | {"size": DRAWS}, sort_keys=True)
     seed = rng.randrange(2**31)
@@ -98,7 +98,7 @@ TASKS: dict[str, Spec] = {
 
 def split_of(key: str) -> str:
     """Where a problem belongs: one key in eight is for validation, two are for the test."""
-    from mesotron.rlvr.tasks.problem import digest
+    from mesotron.tasks.problem import digest
 
     place = digest(key, SEED) % 8
     return "validation" if place == 0 else "test" if place < 3 else "train"

@@ -72,7 +72,7 @@ def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
     """Solved problems in the order of the seed; `at` are the flat positions before each target."""
     import torch
 
-    from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
+    from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
 
     order = list(range(len(task.train)))
     random.Random(SEED).shuffle(order)
@@ -106,9 +106,9 @@ def train(name: str, folder: str, state: Path, device: str, say: Any = print) ->
     from safetensors.torch import save_file
 
     from mesotron.config import ModelConfig
-    from mesotron.rlvr.evaluate import evaluate
-    from mesotron.rlvr.models import load_model
-    from mesotron.rlvr.tasks.load import load_task
+    from mesotron.evaluate.evaluate import evaluate
+    from mesotron.models.load import load_model
+    from mesotron.tasks.load import load_task
 
     began = time.time()
     config = task_config(name, state, "tuning", LOOKS)
@@ -180,7 +180,7 @@ def start(folder: str, adapter: Path | None, device: str) -> tuple[Any, Any]:
     from safetensors.torch import load_file
 
     from mesotron.config import ModelConfig
-    from mesotron.rlvr.models import load_model
+    from mesotron.models.load import load_model
 
     model, tokenizer = load_model(ModelConfig(name=folder, dtype="float32"), torch.device(device))
     if adapter is None:

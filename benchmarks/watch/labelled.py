@@ -17,11 +17,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mesotron.cli import main
 from mesotron.rlvr import session
-from mesotron.rlvr.decode import Completion, generate
-from mesotron.rlvr.prompts import render_prompts
-from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tasks.problem import Problem
 from mesotron.runs.files import append_row
+from mesotron.sampling.decode import Completion, generate
+from mesotron.tasks import arith
+from mesotron.tasks.problem import Problem
+from mesotron.tasks.prompts import render_prompts
 
 EVERY = 10
 PROBLEMS = 320

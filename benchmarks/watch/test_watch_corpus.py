@@ -18,7 +18,7 @@ from benchmarks.watch.runs import RESCUE_SEEDS, RESCUES, rescue_runs, tuning_run
 from benchmarks.watch.static_thresholds import StaticThresholds
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import TaskConfig, WatchConfig
-from mesotron.rlvr.tasks.load import load_task
+from mesotron.tasks.load import load_task
 from mesotron.watch import Engine
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.callback import Watch

@@ -25,13 +25,13 @@ import torch
 from transformers import TrainerCallback
 
 import mesotron
+from mesotron.answers.verify import Verifier
 from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.recipes import make_recipe
-from mesotron.rlvr import trainer as rlvr_trainer
-from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rewards.scorer import Scored
+from mesotron.rlvr import trl_trainer as rlvr_trainer
 from mesotron.rlvr.callbacks import SnrProbe
-from mesotron.rlvr.scorer import Scored
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import is_number

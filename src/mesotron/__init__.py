@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         pion,
         route,
     )
-    from mesotron.rlvr.trainer import GRPOTrainer
+    from mesotron.rlvr.trl_trainer import GRPOTrainer
     from mesotron.watch.callback import Watch
 
 __version__ = "0.2.0"
@@ -49,7 +49,7 @@ __all__ = [
     "spectral",
 ]
 
-_MODULES = {"GRPOTrainer": "mesotron.rlvr.trainer", "Watch": "mesotron.watch.callback"}
+_MODULES = {"GRPOTrainer": "mesotron.rlvr.trl_trainer", "Watch": "mesotron.watch.callback"}
 
 
 def __getattr__(name: str) -> Any:

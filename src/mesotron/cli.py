@@ -76,16 +76,14 @@ PLAN = Presets(make_plan, describe_recipes, "own")
 RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
 COMMANDS = {
     "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE, "rlvr"),
-    "plan": Command(config.PlanConfig, "mesotron.rlvr.cost:run", PLAN),
+    "plan": Command(config.PlanConfig, "mesotron.rlvr.plan.cost:run", PLAN),
     "sft": Command(config.SftConfig, "mesotron.rlvr.train:run", None, "rlvr"),
-    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluate:run", RUN, "rlvr"),
-    "chat": Command(config.ChatConfig, "mesotron.rlvr.chat:run", None, "rlvr"),
-    "export": Command(config.ExportConfig, "mesotron.rlvr.export:run", None, "rlvr"),
+    "eval": Command(config.EvalConfig, "mesotron.evaluate.evaluate:run", RUN, "rlvr"),
+    "chat": Command(config.ChatConfig, "mesotron.serve.chat:run", None, "rlvr"),
+    "export": Command(config.ExportConfig, "mesotron.serve.export:run", None, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
-    "reward check": Command(
-        config.RewardCheckConfig, "mesotron.rlvr.reward_check:run", None, "rlvr"
-    ),
+    "reward check": Command(config.RewardCheckConfig, "mesotron.rewards.check:run", None, "rlvr"),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),

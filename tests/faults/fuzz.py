@@ -273,9 +273,9 @@ def fuzz_log(case: tuple[bytes, str], folder: Path) -> None:
 
 
 def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
-    from mesotron.rlvr.answers.formats import FORMATS
-    from mesotron.rlvr.answers.lenient import lenient_answer
-    from mesotron.rlvr.answers.numbers import distance, read_number, same_number
+    from mesotron.answers.formats import FORMATS
+    from mesotron.answers.lenient import lenient_answer
+    from mesotron.answers.numbers import distance, read_number, same_number
 
     text, gold, complete = case
     for name in FORMATS:
@@ -297,7 +297,7 @@ def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
 
 
 def fuzz_reward(value: Any, folder: Path) -> None:
-    from mesotron.rlvr.rewards import call_reward
+    from mesotron.rewards.call import call_reward
 
     batch = {
         "completions": ["a", "b"],

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mesotron
 from mesotron.optim import Muon
-from mesotron.optim.groups import clip_gradients
+from mesotron.optim.clipping import clip_gradients
 from mesotron.spectral.scale import step_scale
 from support.watch_streams import diagnosis_of
 

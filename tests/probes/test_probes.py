@@ -258,8 +258,8 @@ def test_the_docs_list_every_probe():
 
 def test_forgetting_is_the_mean_nll_of_the_blocks(tmp_path):
     from mesotron.config import ModelConfig
+    from mesotron.models.load import load_model
     from mesotron.probes.forgetting import read_text, text_blocks, text_nll
-    from mesotron.rlvr.models import load_model
 
     model, tokenizer = load_model(ModelConfig(name="tiny"))
     file = tmp_path / "text.txt"

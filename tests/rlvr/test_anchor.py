@@ -7,7 +7,7 @@ from torch import nn
 
 from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.anchor import Anchor, momentum_at
-from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 from support import rlvr_tiny as tiny
 
 

@@ -19,7 +19,7 @@ import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.checkpoint import load_state, save_state
-from mesotron.rlvr.dataset import Curriculum
+from mesotron.tasks.rows import Curriculum
 from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
 

@@ -7,11 +7,12 @@ import pytest
 from safetensors.torch import load_file
 
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
-from mesotron.rlvr import spending, train
-from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
-from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr import train
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
+from mesotron.tasks.load import load_task
+from mesotron.tasks.rows import IGNORED, make_demonstrations, reading_order
+from mesotron.watch import spending
 from support.rlvr_tiny import SlowMeter, same
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)

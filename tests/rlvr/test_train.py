@@ -24,10 +24,11 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.rlvr import session, spending, train
-from mesotron.rlvr.models import choose_precision, choose_speed
+from mesotron.models.load import choose_precision, choose_speed
+from mesotron.rlvr import session, train
 from mesotron.rlvr.session import live_settings
 from mesotron.runs import RunFolder
+from mesotron.watch import spending
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
@@ -508,7 +509,7 @@ GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
     ],
 )
 def test_speed_where_it_is_unset(monkeypatch, machine, weights, settings, chosen):
-    monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: "without" not in machine)
+    monkeypatch.setattr("mesotron.models.load.is_installed", lambda name: "without" not in machine)
     if "two" in machine:
         monkeypatch.setenv("WORLD_SIZE", "2")
 

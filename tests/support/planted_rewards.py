@@ -2,7 +2,7 @@
 
 import re
 
-from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.answers.formats import FORMATS
 
 
 def _boxed(text):

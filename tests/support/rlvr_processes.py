@@ -23,17 +23,17 @@ from accelerate.utils import gather_object
 from torch.distributed.tensor import DTensor
 
 import mesotron
+from mesotron.models.load import reshard
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending
-from mesotron.rlvr.models import reshard
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from support.fsdp_on_cpu import shard_on_cpus, shipped_variables
 from support.rlvr_tiny import TIMES, make_trainer, rows
 
-PRELOAD = ["mesotron.rlvr.trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
+PRELOAD = ["mesotron.rlvr.trl_trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
 SAVE = {"save_strategy": "steps", "save_steps": 1}
 
 

@@ -11,10 +11,10 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import GRPOConfig
 
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.prompts import solved_text
-from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.answers.formats import FORMATS
+from mesotron.rlvr.trl_trainer import GRPOTrainer
+from mesotron.tasks import arith
+from mesotron.tasks.prompts import solved_text
 from mesotron.watch.budget import Limits, Meter
 
 BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]

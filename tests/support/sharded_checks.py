@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import mesotron
 from mesotron.optim import Muon, Pion
 from mesotron.optim import step as module
-from mesotron.optim.groups import clip_gradients
+from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.sharding.step import Agreement
 

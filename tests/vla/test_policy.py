@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save
 from scipy import stats
 
 from mesotron.config import ModelConfig, PartsOptimConfig, PolicyConfig, WorldConfig
-from mesotron.rlvr.models import load_model
+from mesotron.models.load import load_model
 from mesotron.vla import checkpoint, encoders
 from mesotron.vla import policy as policies
 from mesotron.vla.data import Frames, RowOrder, body_of

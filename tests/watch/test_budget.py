@@ -3,8 +3,8 @@
 import pytest
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
-from mesotron.rlvr.spending import sampling_time
 from mesotron.watch.budget import Limits, Meter, Spent, limits_of
+from mesotron.watch.spending import sampling_time
 
 
 class Clock:

@@ -31,7 +31,7 @@ from mesotron.config import (
 )
 from mesotron.config.flags import read_setting
 from mesotron.recipes import RECIPES, make_recipe
-from mesotron.rlvr.rewards import is_own
+from mesotron.rewards.call import is_own
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, write_json
 from mesotron.runs.trust import code_names, search_working_folder

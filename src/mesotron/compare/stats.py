@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mesotron.rlvr.scores import Score
+from mesotron.evaluate.scores import Score
 
 RESAMPLES = 4000
 LEVEL = 0.05

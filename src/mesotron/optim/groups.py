@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from mesotron.optim.lora import check_pairs, find_pairs
+from mesotron.optim.lora import check_pairs
 from mesotron.optim.step import group_filter
 from mesotron.optim.views import FSDP2, View
 from mesotron.spectral.routing import AUXILIARY_RULES, RULES, SPECTRAL_RULES
 from mesotron.spectral.scale import check_scale
 
 if TYPE_CHECKING:
-    from mesotron.optim.optimizers import RoutedOptimizer
+    pass
 
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")
@@ -222,54 +221,3 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
             work.spectral[p.device].append(place)
 
     return work
-
-
-class Norms(NamedTuple):
-    total: Tensor
-    auxiliary: Tensor
-
-
-def clip_gradients(optimizer: "RoutedOptimizer", max_norm: float, matrices: bool = False) -> Norms:
-    """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
-    A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
-    times as large as those after it outweighs them in a momentum mu for up to
-    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
-    # By kind of rule, then by mesh, since no norm spans two meshes.
-    auxiliary = defaultdict(list)
-    spectral = defaultdict(list)
-    for group in optimizer.param_groups:
-        meshes = auxiliary if group["rule"] in AUXILIARY_RULES else spectral
-        for p in group["params"]:
-            if p.grad is not None:
-                meshes[getattr(p.grad, "device_mesh", None)].append(p)
-
-    auxiliary_norm = _norm(auxiliary.values(), {})
-    spectral_norm = _norm(spectral.values(), {})
-
-    # The total counts a LoRA product as if A had rows of norm 1. B's gradient is proportional to A,
-    # which grows severalfold within tens of steps at any rate, however little B A moves.
-    scales: dict[Tensor, Tensor] = {}
-    for A, B, *_ in find_pairs(optimizer.param_groups):
-        length = A.detach().norm().clamp_min(1e-30) / len(A) ** 0.5
-        scales |= {A: length, B: 1 / length}
-
-    counted = _norm(spectral.values(), scales) if scales else spectral_norm
-    for params in auxiliary.values():
-        # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
-        usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
-        clip_grads_with_norm_(params, max_norm, usable)
-
-    for params in spectral.values() if matrices else ():
-        finite = torch.where(spectral_norm.isfinite(), spectral_norm, 0.0)
-        clip_grads_with_norm_(params, max_norm, finite)
-
-    if not spectral:  # bringing the host's zero to a GPU would wait for it
-        return Norms(auxiliary_norm, auxiliary_norm)
-
-    return Norms(torch.hypot(auxiliary_norm, counted.to(auxiliary_norm.device)), auxiliary_norm)
-
-
-def _norm(meshes: Iterable[list[Any]], scales: dict[Tensor, Tensor]) -> Tensor:
-    grads = ([p.grad * scales[p] if p in scales else p.grad for p in each] for each in meshes)
-    whole = [x.full_tensor() if isinstance(x, DTensor) else x for x in map(get_total_norm, grads)]
-    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())

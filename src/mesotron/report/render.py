@@ -21,11 +21,11 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from mesotron import __version__
+from mesotron.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
+from mesotron.evaluate.scores import Transcript, describe_changes, pair_up, verdict
 from mesotron.report import summary
 from mesotron.report.data import Chart, Line, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.read import Run
-from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
-from mesotron.rlvr.scores import Transcript, describe_changes, pair_up, verdict
 from mesotron.runs.files import Row
 from mesotron.watch.events import Action
 from mesotron.watch.metrics import METRICS

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mesotron.rlvr.models import reshard
+from mesotron.models.adapters import trainable
 from mesotron.runs.process import asks_for_sharding
 
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
@@ -252,11 +252,6 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
         )
 
     return False
-
-
-def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    reshard(model)
-    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
 def local(p: Tensor) -> Tensor:

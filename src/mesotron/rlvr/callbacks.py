@@ -18,11 +18,11 @@ from trl.trainer.utils import split_tensor_dict
 from mesotron.probes.forgetting import text_nll
 from mesotron.probes.gradients import snr_from_norms, squared_norm
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
-from mesotron.rlvr.dataset import Rows
 from mesotron.rlvr.optimizer import unwrap_optimizer
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest
+from mesotron.tasks.rows import Rows
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import broadcast
 

@@ -21,12 +21,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from mesotron.rlvr.anchor import trainable
-from mesotron.rlvr.models import is_sharded, widen_adapters
+from mesotron.models.adapters import WHOLE, load_adapter
 from mesotron.runs import checkpoints
 
 # The mixin calls methods of the trainer that follows it in the bases.
@@ -36,8 +35,6 @@ else:
     Mixin = object
 
 log = logging.getLogger(__name__)
-# Checkpoints hold whole weights by name; LoRA's leave the frozen ones out.
-WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 # Markers in the JSON: a dict whose only key is one of these is not plain state.
 TENSOR = "__tensor__"
 TUPLE = "__tuple__"
@@ -259,29 +256,6 @@ class SafeCheckpoints(Mixin):
             own = self._load_process_state(str(checkpoint))["stateful"]
             for name in averages:
                 self.stateful[name].load_state_dict(own[name])
-
-
-def load_adapter(model: Any, folder: Path) -> None:
-    from peft import set_peft_model_state_dict
-
-    saved = load_file(folder / "adapter_model.safetensors")
-    if any(weight.dtype == torch.float32 for weight in saved.values()):
-        widen_adapters(model)  # now: TRL rounded them, and the optimizer comes after the weights
-
-    trains = [name for name, _ in trainable(model)]
-    if is_sharded(model):
-        # PEFT would copy whole weights into shards. Its files omit the adapter's name.
-        names = {name.replace(f".{model.active_adapter}", ""): name for name in trains}
-        wrong = [name for name in (*saved, *names) if (name in saved) != (name in names)]
-        whole: dict[str, Any] = {names[n]: weight for n, weight in saved.items() if n in names}
-        set_model_state_dict(model, whole, options=WHOLE)
-    else:
-        result = set_peft_model_state_dict(model, saved)
-        missing = set(result.missing_keys).intersection(trains)  # frozen ones are not saved
-        wrong = [*result.unexpected_keys, *sorted(missing)]
-
-    if wrong:
-        raise ValueError(f"{folder} holds a different adapter: {', '.join(wrong[:3])}")
 
 
 def shard_like_parameters(state: dict[str, Any], optimizer: Any) -> None:

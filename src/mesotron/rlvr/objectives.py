@@ -10,7 +10,15 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from mesotron.config import SELF_LABELED, ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
+from mesotron.config import (
+    SELF_LABELED,
+    ObjectiveConfig,
+    ObjectiveName,
+    OptimConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from mesotron.runs.process import num_processes
 
 log = logging.getLogger("mesotron")
 
@@ -232,3 +240,15 @@ def set_loss(args: Any, objective: ObjectiveConfig) -> None:
             )
 
         setattr(args, key, value)
+
+
+def check_enough(num_problems: float, config: TrainConfig) -> None:
+    """Refuse fewer problems than one batch samples: TRL would silently train on none."""
+    first = first_round_prompts(config.objective, config.rollout, num_processes())
+    if num_problems < max(config.rollout.prompts, first):
+        more = config.objective.dynamic_oversample
+        oversampled = f" with --objective.dynamic-oversample {more:g}" if more > 1 else ""
+        raise ValueError(
+            f"{num_problems} training problems are fewer than the {first} prompts of one rollout "
+            f"batch{oversampled}: give more problems or a smaller --rollout.prompts (--batch)"
+        )

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
+from mesotron.models.load import widen_adapters
 from mesotron.optim import BUILDERS, RoutedOptimizer, triton
 from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
-from mesotron.rlvr.models import widen_adapters
 from mesotron.runs import RunFolder
 
 log = logging.getLogger("mesotron")

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.config import TrainConfig
-from mesotron.rlvr import scores
-from mesotron.rlvr.train import run_name
+from mesotron.evaluate import scores
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import Row
+from mesotron.runs.folder import run_name
 from mesotron.runs.markdown import fill_template, make_table, training_table
 from mesotron.watch.guard import Monitor, merge_history
 

@@ -21,14 +21,16 @@ from transformers import PrinterCallback, TrainerState, set_seed
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
+from mesotron.answers.facts import Judge
+from mesotron.answers.verify import Verifier
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
+from mesotron.evaluate.evaluate import evaluate
+from mesotron.models import load as models
 from mesotron.optim.device import choose_device, name_device, use_one_thread_if_small
 from mesotron.probes.forgetting import read_text, text_blocks
-from mesotron.rlvr import models
+from mesotron.rewards.call import Reward, as_reward_function, make_reward, reads_answers
 from mesotron.rlvr.anchor import Anchor
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import (
     WATCHED,
     EvalEvery,
@@ -38,30 +40,27 @@ from mesotron.rlvr.callbacks import (
     SnrProbe,
     Spending,
 )
-from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
-from mesotron.rlvr.evaluate import evaluate
-from mesotron.rlvr.fast.decoder import FusedSampler
-from mesotron.rlvr.objectives import resolve, sampler_arguments, trl_arguments
+from mesotron.rlvr.objectives import check_enough, resolve, sampler_arguments, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
-from mesotron.rlvr.prompts import check_prompts
-from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
 from mesotron.rlvr.run_report import compare, main_score, show, write_report
-from mesotron.rlvr.spending import Account, sampling_time
-from mesotron.rlvr.tasks.load import load_task
-from mesotron.rlvr.tasks.problem import Task
-from mesotron.rlvr.tools import Toolbox, load_toolbox
-from mesotron.rlvr.train import check_enough, reads_answers
-from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.trl_options import trl_options
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
 from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_names, code_settings
+from mesotron.sampling.decoder import FusedSampler
+from mesotron.sampling.tools import Toolbox, load_toolbox
+from mesotron.tasks.load import load_task
+from mesotron.tasks.problem import Task
+from mesotron.tasks.prompts import check_prompts
+from mesotron.tasks.rows import first_level, make_curriculum, make_rows
 from mesotron.watch.budget import limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
+from mesotron.watch.spending import Account, sampling_time
 
 # An alarm may come three checkpoints late, and one from before its evidence must remain.
 KEPT_FOR_ROLLBACK = 4

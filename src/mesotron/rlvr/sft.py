@@ -11,14 +11,13 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from mesotron.config import OptimConfig, SftConfig
+from mesotron.models.load import choose_precision, load_model, lora_config, supports_bfloat16
 from mesotron.optim import RoutedOptimizer
+from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.device import choose_device, use_one_thread_if_small
-from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
-from mesotron.rlvr.dataset import make_demonstrations
-from mesotron.rlvr.models import choose_precision, load_model, lora_config, supports_bfloat16
 from mesotron.rlvr.optimizer import (
     OptimizerLog,
     build_optimizer,
@@ -26,12 +25,13 @@ from mesotron.rlvr.optimizer import (
     matrix_rate,
     unwrap_optimizer,
 )
-from mesotron.rlvr.spending import Account
-from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import last_value
 from mesotron.runs.process import explain_interrupt
 from mesotron.runs.resume import Plan
+from mesotron.tasks.load import load_task
+from mesotron.tasks.rows import make_demonstrations
+from mesotron.watch.spending import Account
 
 WATCHED = {
     "loss": "loss",

@@ -17,20 +17,22 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.rlvr.estimate import GIB, QUANTIZED_BYTES, find_shape
-from mesotron.rlvr.models import SHIPPED, check_cached, check_name
-from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
-from mesotron.rlvr.rewards import PARTS, check_reward, is_own, needs_gold, try_reward
-from mesotron.rlvr.spending import Account
-from mesotron.rlvr.tasks.load import GENERATORS, check_task, load_task
-from mesotron.rlvr.tasks.own import read_own
-from mesotron.rlvr.tasks.problem import Task, assemble
+from mesotron.models.library import set_library_variables
+from mesotron.models.load import check_cached, check_name
+from mesotron.rewards.call import PARTS, check_reward, needs_gold, reads_answers, try_reward
+from mesotron.rlvr.objectives import check_enough, trl_arguments
+from mesotron.rlvr.plan.estimate import GIB, QUANTIZED_BYTES, find_shape
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import new_run_path, newest_whole
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.extras import require
+from mesotron.runs.folder import run_name
 from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
+from mesotron.tasks.load import GENERATORS, check_task, load_task
+from mesotron.tasks.own import read_own
+from mesotron.tasks.problem import Task, assemble
+from mesotron.watch.spending import Account
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
@@ -85,16 +87,6 @@ def new_run(config: Limited) -> Plan[Limited]:
     return plan_new(config, config.out or new_run_path(run_name(config)))
 
 
-def run_name(config: TrainConfig | SftConfig) -> str:
-    names = ["sft"] if isinstance(config, SftConfig) else []
-    if config.task.data or config.task.is_gym:
-        names.append(config.task.title[:60])
-    elif isinstance(config, TrainConfig):
-        names.append(config.recipe)
-
-    return "-".join(names)
-
-
 def resolve_own(config: Training) -> Training:
     """Fill in what depends on several settings of a run on own data."""
     if not reads_answers(config) and config.task.system is None:
@@ -109,12 +101,6 @@ def resolve_own(config: Training) -> Training:
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
 
     return config
-
-
-def reads_answers(config: TrainConfig) -> bool:
-    """Whether answers are searched for in completions; own rewards alone do not need them."""
-    is_self_labeled = config.objective.name in SELF_LABELED
-    return is_self_labeled or not (config.task.data and is_own(config.reward))
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
@@ -234,32 +220,3 @@ def check_rewards_on(task: Task, config: TrainConfig) -> None:
         )
 
     try_reward(config.reward, problem, config.rollout.max_tokens)
-
-
-def check_enough(num_problems: float, config: TrainConfig) -> None:
-    """Refuse fewer problems than one batch samples: TRL would silently train on none."""
-    first = first_round_prompts(config.objective, config.rollout, num_processes())
-    if num_problems < max(config.rollout.prompts, first):
-        more = config.objective.dynamic_oversample
-        oversampled = f" with --objective.dynamic-oversample {more:g}" if more > 1 else ""
-        raise ValueError(
-            f"{num_problems} training problems are fewer than the {first} prompts of one rollout "
-            f"batch{oversampled}: give more problems or a smaller --rollout.prompts (--batch)"
-        )
-
-
-def set_library_variables(task: TaskConfig, *models: str) -> None:
-    """No telemetry, and no network unless a model or the data is a name on the hub."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-
-    # Without a path the data is generated, or the hub's GSM8K.
-    paths = task.data or ((task.path,) if task.path else ())
-    local = [Path(path).expanduser().exists() for path in paths]
-    local += [task.name != "gsm8k"] if not paths else []
-    local += [name in SHIPPED or Path(name).expanduser().exists() for name in models]
-
-    if all(local):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")

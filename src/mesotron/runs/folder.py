@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
+from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.runs.files import (
     Row,
@@ -228,3 +229,13 @@ def source_commit() -> str | None:
         return None
 
     return done.stdout.strip()
+
+
+def run_name(config: TrainConfig | SftConfig) -> str:
+    names = ["sft"] if isinstance(config, SftConfig) else []
+    if config.task.data or config.task.is_gym:
+        names.append(config.task.title[:60])
+    elif isinstance(config, TrainConfig):
+        names.append(config.recipe)
+
+    return "-".join(names)

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from mesotron.config import VlaEvalConfig, WorldConfig
+from mesotron.evaluate.scores import wilson
 from mesotron.optim.device import choose_device
-from mesotron.rlvr.scores import wilson
 from mesotron.runs.checkpoints import outside
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require

@@ -16,7 +16,7 @@ import numpy as np
 
 from mesotron.config import WorldConfig
 from mesotron.config.base import to_plain
-from mesotron.rlvr.scores import Score, wilson
+from mesotron.evaluate.scores import Score, wilson
 
 Observation = dict[str, Any]
 Act = Callable[[list[Observation]], np.ndarray]

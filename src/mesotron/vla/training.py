@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mesotron.config import PartsOptimConfig, VlaTrainConfig
-from mesotron.optim.groups import clip_gradients
+from mesotron.optim.clipping import clip_gradients
 from mesotron.vla.data import Frames, RowOrder, body_of, mix_seed
 from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import GradientProbe, build_optimizer, part_updates

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from mesotron.optim.triton import adamw, elementwise, heads, symmetric  # noqa: E402
-from mesotron.rlvr.fast import kernels  # noqa: E402
+from mesotron.sampling import kernels  # noqa: E402
 
 # Compute capability: shared memory that a program may take, in bytes.
 TARGETS = {

@@ -77,7 +77,7 @@ def _state_line(table: RoutingTable) -> str:
 def load_on_meta(source: str) -> nn.Module:
     """A Transformers model on the meta device: of a folder, a config.json, a hub name or tiny."""
     if source == "tiny":
-        source = str(Path(__file__).parents[2] / "rlvr" / "tiny" / "weights")
+        source = str(Path(__file__).parents[2] / "models" / "tiny" / "weights")
 
     if not Path(source).exists():
         go_offline_without_network()

@@ -1,0 +1,1 @@
+"""Evaluations: greedy and sampled scores with intervals, and their comparison."""

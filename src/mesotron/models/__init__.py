@@ -1,0 +1,1 @@
+"""Loading and saving of models, adapters and the tiny model."""

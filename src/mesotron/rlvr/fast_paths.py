@@ -1,0 +1,75 @@
+"""`fast=True`: graph sampling, fused decoder, shared prompts and recorded passes in one switch.
+
+Each is used where model, hardware and settings support it; one log line names the rest.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from mesotron.models.load import RECORD_BELOW
+from mesotron.rlvr.passes.recording import recording_obstacle
+from mesotron.sampling.decoder import FusedSampler
+from mesotron.sampling.graphs import GraphSampler, attention_obstacle
+
+log = logging.getLogger("mesotron")
+
+
+@dataclass(frozen=True)
+class FastPaths:
+    sampler: type[GraphSampler] | None = None  # None for TRL's own sampling
+    share_prompts: bool = False
+    record: bool = False
+
+
+def choose_fast_paths(trainer: Any) -> FastPaths:
+    model = trainer.model
+    args = trainer.args
+    sharded = {"DeepSpeed": trainer.is_deepspeed_enabled, "FSDP": trainer.is_fsdp_enabled}
+
+    sampling = sharded | {
+        "vLLM samples": trainer.use_vllm,
+        "continuous batching": args.use_transformers_continuous_batching,
+        "tools": bool(trainer.tools),
+        "rollout_func": trainer.rollout_func is not None,
+        "min_p": bool(trainer.min_p),
+        "repetition_penalty": trainer.repetition_penalty != 1.0,
+        "generation_kwargs": bool(args.generation_kwargs),
+        "images": trainer._is_vlm,
+    }
+
+    packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
+    rotary = any("rotary" in name for name, _ in model.named_modules())
+    packing["absolute positions"] = not rotary  # of packed rows they begin before the padding
+
+    recording = sharded | {
+        "no GPU": trainer.accelerator.device.type != "cuda",
+        "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
+        "several processes": trainer.accelerator.num_processes > 1,
+        "gradient checkpointing": args.gradient_checkpointing,
+        "torch_compile": args.torch_compile,
+        "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32,
+    }
+
+    left_out: dict[str, str] = {}
+
+    def usable(name: str, settings: dict[str, bool], obstacle: str | None) -> bool:
+        reason = next((setting for setting, is_set in settings.items() if is_set), obstacle)
+        if reason:
+            left_out[name] = reason
+        return reason is None
+
+    sampler = None
+    if usable(FusedSampler.name, sampling, FusedSampler.obstacle(model)):
+        sampler = FusedSampler
+    elif usable(GraphSampler.name, sampling, GraphSampler.obstacle(model)):
+        sampler = GraphSampler
+
+    share = usable("shared prompts", packing, attention_obstacle(model))
+    record = share and usable("recorded passes", recording, recording_obstacle(model))
+
+    if left_out:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())
+        log.warning("rollout.fast runs without %s", reasons)
+
+    return FastPaths(sampler, share, record)

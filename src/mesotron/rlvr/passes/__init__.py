@@ -1,0 +1,1 @@
+"""Training passes over packed rows and recorded graphs."""

@@ -1,0 +1,1 @@
+"""Decoding: one sampler for rollouts, evaluation and chat."""

@@ -1,0 +1,198 @@
+"""`mesotron export`: a run's model as a folder for `from_pretrained`, a GGUF file or a hub
+repository, with a model card that carries the run's evidence."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mesotron.config import ExportConfig, TaskConfig, TrainConfig
+from mesotron.config.base import to_plain
+from mesotron.evaluate.evaluate import Subject, find_subject
+from mesotron.models.library import set_library_variables
+from mesotron.models.load import SHIPPED, locate, no_progress_bars
+from mesotron.runs import RunFolder
+from mesotron.runs.extras import require
+from mesotron.runs.files import printable
+from mesotron.runs.folder import check_free
+from mesotron.runs.markdown import fill_template, make_table
+from mesotron.runs.process import go_offline_without_network
+from mesotron.runs.resume import run_of
+
+CONVERTER = "convert_hf_to_gguf.py"
+DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+
+
+def run(config: ExportConfig) -> int:
+    run = run_of(config.model)
+    subject = find_subject(config.model)
+    if run is None:
+        raise ValueError(f"{config.model} is not a run: name a folder that mesotron train wrote")
+
+    out = config.out or run.path / "export"
+    whole = config.merge_lora or not subject.adapter
+    check_free(out)
+    if config.gguf and not whole:
+        raise ValueError("--gguf needs whole weights, and this run trained adapters: --merge-lora")
+
+    set_library_variables(TaskConfig(), subject.model.name)
+    go_offline_without_network()
+    converter = find_converter(out) if config.gguf else None
+
+    if config.push is not None:
+        check_push(config.push, out)
+
+    if whole:
+        write_weights(subject, config.dtype, out)
+    elif subject.adapter:
+        tokenizer = ("*token*", "chat_template.jinja")
+        files = [file for one in ("adapter_*", *tokenizer) for file in subject.adapter.glob(one)]
+        out.mkdir(parents=True, exist_ok=True)
+
+        for file in files:
+            shutil.copy(file, out)
+
+    title = config.push or (out if config.out else run.path).resolve().name
+    (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
+    print(f"model: {out}; load with {load_line(str(out), whole)}")
+
+    if converter is not None:
+        file = out / "model.gguf"
+        command = [sys.executable, converter, out, "--outfile", file]
+
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ValueError(f"{out} is complete, but {converter} failed: {printable(why)}")
+
+        print(f"gguf: {file}")
+
+    if config.push is not None:
+        push(config.push, out)
+
+    return 0
+
+
+def write_weights(subject: Subject, dtype: str, out: Path) -> None:
+    """Merge in float32 into the whole weights, then round once."""
+    import torch
+    from transformers import PreTrainedConfig
+
+    wide = replace(subject, model=replace(subject.model, dtype="float32", load="full"))
+    model, tokenizer = wide.load(torch.device("cpu"))
+    own, _ = PreTrainedConfig.get_config_dict(locate(subject.model.name))
+    name = DTYPES.get(dtype, dtype)
+
+    name = own.get("dtype") or own.get("torch_dtype") or "float32" if name == "auto" else name
+    with no_progress_bars():
+        model.to(getattr(torch, name)).save_pretrained(out)
+
+    tokenizer.save_pretrained(out)
+
+
+def load_line(place: str, whole: bool) -> str:
+    loader = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+    return f'{loader}.from_pretrained("{place}")'
+
+
+def find_converter(out: Path) -> Path:
+    """llama.cpp's script, from the variable LLAMA_CPP or the path."""
+    folder = os.environ.get("LLAMA_CPP")
+    script = Path(folder).expanduser() / CONVERTER if folder else shutil.which(CONVERTER)
+    if script is None or not Path(script).is_file():
+        raise ValueError(
+            "--gguf needs llama.cpp's converter: set LLAMA_CPP to a clone of it, or export without "
+            f"--gguf and run python llama.cpp/{CONVERTER} {out} --outfile model.gguf"
+        )
+
+    return Path(script)
+
+
+def check_push(name: str, out: Path) -> None:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise ValueError(f"--push {name!r} is not a repository: write USER/NAME")
+
+    require("rlvr", ["huggingface_hub"], "--push")
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        later = f"export without --push and run hf upload {name} {out} later"
+        raise ValueError(f"--push {name}: the hub cannot be reached from here; {later}")
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise ValueError(f"--push {name} needs a login: hf auth login, or set HF_TOKEN")
+
+
+def push(name: str, out: Path) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api = HfApi()
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=out)
+    except (HfHubHTTPError, OSError) as error:
+        first = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"--push {name} failed, the model is in {out}: {first}") from error
+
+    print(f"pushed: https://huggingface.co/{name}")
+
+
+def model_card(run: RunFolder, name: str, whole: bool) -> str:
+    from mesotron.rlvr.run_report import headline, score_table, watch_lines
+
+    settings = run.config
+    result = run.result
+    env = run.environment
+    rows = run.rows("metrics")
+    start = settings["model"]["name"]
+    task = settings["task"]
+    reward = settings.get("reward") or {}
+    parts = reward.get("parts") or ["none"]
+    weights = reward.get("weights") or [1.0] * len(parts)
+
+    shown = []
+    for section, defaults in to_plain(TrainConfig()).items():
+        own = settings.get(section)
+        sectioned = isinstance(defaults, dict)
+        for key, default in defaults.items() if sectioned else [("", defaults)]:
+            value = (own or {}).get(key) if sectioned else own
+            if key == "name" or section in ("steps", "seed") or value not in (default, None):
+                shown.append([f"{section}{'.' if key else ''}{key}", public(value)])
+
+    return fill_template(
+        Path(__file__).with_name("card.md.j2"),
+        name=name,
+        whole=whole,
+        start=start,
+        on_hub=start not in SHIPPED and not Path(start).expanduser().exists(),
+        public=public,
+        rows=rows,
+        result=result,
+        headline=headline(result or {}),
+        scores=score_table(result or {}),
+        data=task.get("data") or [task["name"], *filter(None, [task.get("path")])],
+        rewards=[f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights)],
+        watch=watch_lines(rows, run.rows("events")),
+        settings=make_table(["setting", "value"], shown),
+        env=env,
+        versions=", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items()),
+        load_line=load_line(name, whole),
+    )
+
+
+def public(value: Any) -> str:
+    """A setting as the card shows it: of a local path only its last part."""
+    if isinstance(value, list):
+        return ", ".join(map(public, value))
+
+    text = " ".join(str(value).split())
+    local = text.startswith(("/", "~", ".")) or os.path.exists(text.partition(":")[0])
+    return Path(text).name if local else text.replace("|", "\\|")

@@ -1,0 +1,101 @@
+"""A problem, and a task: training problems, held-out problems and an answer format."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesotron.answers.formats import FORMATS, AnswerFormat
+from mesotron.config import TaskConfig
+
+log = logging.getLogger("mesotron")
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    gold: str | None  # the correct answer; None if there is none, for majority-vote pseudo-labels
+    id: str  # task, split and number
+    level: int | None = None
+    solution: str | None = None
+    """Worked steps without the formatted answer; empty if the answer needs no steps, None if there
+    is no solution."""
+    messages: list[dict[str, str]] | None = None  # the prompt of chat data, up to the question
+    columns: dict[str, Any] = field(default_factory=dict)  # of the user's table, for the reward
+    reply: str | None = None  # of chat data, to be imitated as it is
+
+
+@dataclass(frozen=True)
+class Task:
+    train: list[Problem]
+    eval: list[Problem]  # held out: shares no question with `train`
+    format: AnswerFormat
+    examples: tuple[Problem, ...] = ()  # few-shot examples; in neither list
+
+
+def own_row(problem: Problem) -> dict[str, Any]:
+    """What a reward may read of a problem."""
+    prompt = problem.messages or [{"role": "user", "content": problem.question}]
+    return {
+        "prompt": prompt,
+        "gold": problem.gold,
+        "id": problem.id,
+        "columns": problem.columns,
+    }
+
+
+def digest(text: str, seed: int | str = 0) -> int:
+    """A hash in [0, 2^64) of text and seed, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{text}".encode()).digest()[:8], "big")
+
+
+def hold_out(
+    problems: Sequence[Problem], num_eval: int, seed: int
+) -> tuple[list[Problem], list[Problem]]:
+    """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
+    rows moves few others, and equal questions are never on both sides."""
+    held_out = sorted(problems, key=lambda one: digest(one.question, seed))[:num_eval]
+    return _without(problems, held_out), held_out
+
+
+def _without(problems: Sequence[Problem], others: Sequence[Problem]) -> list[Problem]:
+    questions = {problem.question for problem in others}
+    return [problem for problem in problems if problem.question not in questions]
+
+
+def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig) -> Task:
+    """Take the few-shot examples from the training problems and cut both lists to size."""
+    train = _without(train, held_out)
+    held_out = list(held_out)
+    solved = [problem for problem in train if problem.solution is not None and problem.gold]
+    examples = sorted(solved, key=lambda p: digest(p.question, config.seed))[: config.few_shot]
+
+    if len(examples) < config.few_shot:
+        raise ValueError(
+            f"few_shot={config.few_shot} needs as many solved training problems, but "
+            f"{config.title} has {len(solved)}: lower --task.few-shot"
+        )
+
+    train = _without(train, examples)
+    if len(train) < (config.num_train or 0):
+        message = "--task.num-train %d: %s has only %d"
+        log.warning(message, config.num_train, config.title, len(train))
+
+    train = _cut(train, config.num_train, config.seed)
+    held_out = _cut(held_out, config.num_eval, config.seed)
+    if not train or (not held_out and config.num_eval):
+        purpose = "evaluate" if train else "train"
+        raise ValueError(
+            f"the task {config.title} has no problem left to {purpose} on: give it more "
+            "different rows, or check --task.path, --task.levels and --task.num-eval"
+        )
+
+    return Task(train, held_out, FORMATS[config.format], tuple(examples))
+
+
+def _cut(problems: list[Problem], count: int | None, seed: int) -> list[Problem]:
+    if count is None or count >= len(problems):
+        return problems
+    ranks = sorted(range(len(problems)), key=lambda i: digest(problems[i].question, seed))
+    return [problems[i] for i in sorted(ranks[:count])]

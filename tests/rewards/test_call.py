@@ -1,0 +1,337 @@
+"""Rewards: hand-worked values of every part, their sum, and user functions."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from mesotron.config import RewardConfig
+from mesotron.rewards.call import PARTS, make_reward, try_reward
+from mesotron.tasks.problem import Problem
+
+RIGHT = r"\boxed{7}"
+WRONG = r"\boxed{8}"
+BARE = "It is 7"
+NOTHING = "no idea"
+
+
+def score(judge, completions, *, golds=None, ids=None, truncated=None, max_tokens=10, **config):
+    count = len(completions)
+    return make_reward(RewardConfig(**config), judge, max_tokens)(
+        completions, ids or [[1]] * count, golds or ["7"] * count, truncated or [False] * count
+    )
+
+
+FOUR = [RIGHT, WRONG, BARE, NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("sparse", [1, 0, 0, 0]),
+        ("two_part", [1.2, 0.2, 0, 0]),
+        ("near", [1, 0.5, 0, 0]),
+        ("correct", [1, 0, 1, 0]),
+        ("format", [1, 1, 0, 0]),
+    ],
+)
+def test_each_part(judge, part, values):
+    assert score(judge, FOUR, parts=(part,), format_share=0.2) == values
+
+
+@pytest.mark.parametrize(
+    ("gold", "unit", "rewards"),
+    [
+        (
+            "7",
+            2.0,
+            {
+                "7": 1,
+                "5": 0.5,
+                r"\frac{15}{2}": 0.8,
+                "-1": 0.2,
+                "3" * 100: 0,
+                "1e999": 0,
+                "x + 1": 0,
+                "50%": 4 / 17,
+                r"\sqrt{81}": 0.5,
+            },
+        ),
+        (
+            "50%",
+            1.0,
+            {
+                "50%": 1,
+                "0.5": 1,
+                "1/2": 1,
+                "50": 1,
+                "51%": 0.5,
+                "0.51": 0.5,
+                "51": 0.5,
+                "0.48": 1 / 3,
+            },
+        ),
+        (
+            "0.5",
+            0.01,
+            {
+                "50%": 1,
+                "0.5": 1,
+                "51%": 0.5,
+                "0.51": 0.5,
+                "49 percent": 0.5,
+            },
+        ),
+        # Another unit is wrong, though the numbers are 0 apart.
+        (
+            "5 km",
+            1.0,
+            {
+                "5 cm": 0,
+                "5 km": 1,
+                "5": 1,
+                "6 km": 0.5,
+                "6": 0.5,
+            },
+        ),
+        ("Paris", 1.0, {"5": 0}),
+    ],
+)
+def test_near_decreases_with_distance(judge, gold, unit, rewards):
+    answers = [rf"\boxed{{{answer}}}" for answer in rewards]
+    scores = score(
+        judge,
+        answers,
+        golds=[gold] * len(rewards),
+        parts=("near",),
+        near_unit=unit,
+    )
+
+    assert scores == pytest.approx(list(rewards.values()))
+
+
+def test_every_part_is_documented_and_every_documented_one_exists():
+    page = (Path(__file__).parents[2] / "docs" / "tasks_and_rewards.md").read_text()
+    rows = page.split("| part |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == list(PARTS)
+
+
+def test_an_unreadable_gold_is_skipped_and_never_rewarded(judge, caplog):
+    broken = r"\frac{1}{"
+    completions = [rf"\boxed{{{broken}}}}}", RIGHT, NOTHING]
+    for part in ("two_part", "sparse", "correct", "length"):
+        assert score(judge, completions, golds=[broken] * 3, parts=(part,)) == [None] * 3
+
+    caplog.clear()
+    assert score(judge, [RIGHT, RIGHT], golds=["", "7"], parts=("format", "sparse")) == [None, 2.0]
+    assert not caplog.text
+
+    score(judge, [RIGHT, NOTHING], golds=["", ""])
+    assert "none of 2 completions" in caplog.text
+
+
+def test_a_truncated_completion_is_paid_for_what_it_finished(judge):
+    cut = [r"\boxed{7} and on", r"\boxed{7"]
+    assert score(judge, cut, truncated=[True, True]) == [1.1, 0.0]
+
+
+def test_parts_that_depend_on_length(judge):
+    ids = [[0] * n for n in (1, 5, 10, 12, 1)]
+    short = score(judge, [RIGHT] * 4 + [WRONG], ids=ids, parts=("length",))
+    assert short == pytest.approx([0.9, 0.5, 0, 0, 0])
+
+    # Seven equal tokens have four 4-grams, three of them repeated.
+    ids = [[1, 2, 3, 4, 5, 6], [1] * 7, [1, 2, 3], []]
+    assert score(judge, FOUR, ids=ids, parts=("repetition",)) == [0.0, -0.75, 0.0, 0.0]
+
+    ids = [[0] * n for n in (5, 6, 8, 10, 11, 3)]
+    cut = [False] * 5 + [True]
+    overlong = {"parts": ("overlong",), "overlong_buffer": 4}
+
+    assert score(
+        judge,
+        [RIGHT] * 6,
+        ids=ids,
+        truncated=cut,
+        **overlong,
+    ) == [0, 0, -0.5, -1, -1, -1]
+
+
+def test_parts_are_weighted_and_summed(judge):
+    weighted = score(judge, FOUR, parts=("format", "correct"), weights=(0.25, 2.0))
+    assert weighted == [2.25, 0.25, 2.0, 0.0]
+
+
+OWN = """
+import asyncio, json, numpy
+
+def by_columns(prompts, hard, max_tokens, rows):
+    return [h + 10 * max_tokens + len(row) for h, row in zip(hard, rows)]
+
+def by_facts(facts, golds):
+    return [None if gold is None else float(fact.correct) for fact, gold in zip(facts, golds)]
+
+async def later(completions, prompts):
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]
+
+class Scaled:
+    def __init__(self, factor=2.0, *, plus=0.0):
+        self.factor, self.plus = factor, plus
+    def __call__(self, completions, prompts, **kwargs):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+        return [self.factor * len(text) + self.plus for text in completions]
+
+def of_chats(completions, **kwargs):
+    return [len(chat[0]["content"]) for chat in completions]
+
+def of_plain_prompts(completions, prompts):
+    return [float(len(prompt.split())) for prompt in prompts]
+
+def as_array(completions):
+    return numpy.ones(len(completions))
+
+def busy(completions, calls=[]):
+    calls.append(1)
+    key = "busy" if len(calls) == 2 else "choices"
+    return [{"choices": len(text)}[key] for text in completions]
+
+def raises_on_second(completions):
+    return [1 / len(text) for text in completions]
+
+def fails_in_a_library(completions):
+    return [json.loads(text) for text in completions]
+
+too_few = lambda completions: [1.0]
+not_numbers = lambda completions: ["good" for _ in completions]
+nan_on_second = lambda completions: [0.0, float("nan")]
+exits_on_second = lambda completions: [1.0 if text else exit(3) for text in completions]
+too_large_on_second = lambda completions: [0, 10**400]
+
+def empties(completions, completion_ids, rows, **_):
+    completions.clear(), completion_ids[0].clear(), rows[0].clear()
+    return [1e300, -1e300]
+
+SCORE = 3
+"""
+PROMPT = [{"role": "user", "content": "P"}]
+THOUGHT = r"<think>6 + 1</think> \boxed{7}"
+
+
+def rows_of(*columns):
+    return [{"prompt": PROMPT, "columns": json.dumps(one)} for one in columns]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    (tmp_path / "script_rewards.py").write_text("raise SystemExit('usage: ...')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "scores"),
+    [
+        ("own_rewards:by_columns", [22, 23]),
+        ("own_rewards:by_facts", [1, None]),
+        ("own_rewards.py:later", [30, 9]),
+        ("own_rewards.py:Scaled", [60, 18]),
+        ("own_rewards.py:Scaled(3, plus=0.5)", [90.5, 27.5]),
+        ("own_rewards.py:of_chats", [30, 9]),
+        ("own_rewards.py:as_array", [1, 1]),
+        ("trl.rewards:think_format_reward", [1, 0]),
+        ("trl.rewards:get_cosine_scaled_reward(max_len=4)", [0.5, -0.5]),
+        (
+            "trl.rewards:get_soft_overlong_punishment("
+            "max_completion_len=100, soft_punish_cache=20)",
+            [0, 0],
+        ),
+    ],
+)
+def test_user_functions_and_those_of_trl(judge, name, scores):
+    rows = rows_of({"hard": 0, "solution": "$7$"}, {"hard": 1, "solution": "$7$"})
+    reward = make_reward(RewardConfig(parts=(name,)), judge, 2)
+    assert (
+        reward(
+            [THOUGHT, WRONG],
+            [[1] * 4] * 2,
+            ["7", None],
+            [False] * 2,
+            rows,
+        )
+        == scores
+    )
+
+
+@pytest.mark.usefixtures("own")
+def test_a_passing_failure_does_not_change_what_a_reward_reads(judge):
+    reward = make_reward(RewardConfig(parts=("own_rewards.py:busy",)), judge, 8)
+    arguments = ["a", "ab"], [[1], [1]], ["7", "7"], [False, False]
+    assert reward(*arguments) == [1.0, 2.0]
+
+    with pytest.raises(ValueError, match="KeyError"):
+        reward(*arguments)
+
+    assert reward(*arguments) == [1.0, 2.0]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reward_of_plain_prompts_is_tried_too():
+    config = RewardConfig(parts=("own_rewards.py:of_plain_prompts",))
+    try_reward(config, Problem("2 + 3", "5", "x"), 8)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_user_function_can_neither_empty_its_arguments_nor_overflow(judge):
+    config = RewardConfig(parts=("own_rewards:empties", "own_rewards:by_columns"), weights=(1e9, 1))
+    ids = [[1], [1]]
+    rows = rows_of({"hard": 0}, {"hard": 1})
+
+    scores = make_reward(config, judge, 2)(
+        [RIGHT, BARE],
+        ids,
+        ["7", "7"],
+        [False, False],
+        rows,
+    )
+
+    assert (scores[0] > 1e20, scores[1] < -1e20, math.isfinite(sum(scores))) == (True, True, True)
+    assert (ids, len(rows[0])) == ([[1], [1]], 2)
+
+
+def line_of(code):
+    line = next(i for i, text in enumerate(OWN.splitlines(), 1) if code in text)
+    return rf"at /.*/own_rewards\.py:{line}$"
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [
+        ("zzz", "two_part, sparse"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+        ("broken_rewards:f", r"ZeroDiv.* at /.*/broken_rewards\.py:1$"),
+        ("script_rewards:f", "SystemExit: usage"),
+        ("own_rewards:absent", "'absent'"),
+        ("own_rewards:SCORE", "'SCORE'"),
+        ("own_rewards:raises_on_second", "ZeroDivisionError.* " + line_of("1 / len(text)")),
+        ("own_rewards:fails_in_a_library", "JSONDecodeError.* " + line_of("json.loads(text)")),
+        ("own_rewards:exits_on_second", "SystemExit"),
+        ("own_rewards:too_few", "1 for 2 completions"),
+        ("own_rewards:not_numbers", "completion 0"),
+        ("own_rewards:nan_on_second", "completion 1"),
+        ("own_rewards:too_large_on_second", "completion 1"),
+    ],
+)
+def test_an_unknown_or_broken_reward_is_named_with_its_line(judge, name, keyword):
+    with pytest.raises(ValueError, match=f"(?s){keyword}") as error:
+        make_reward(RewardConfig(parts=(name,)), judge, 10)(
+            ["1", ""], [[1], [1]], ["7", "7"], [False, False]
+        )
+
+    assert name.partition(":")[0] in str(error.value)

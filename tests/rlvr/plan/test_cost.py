@@ -1,0 +1,476 @@
+"""`mesotron plan` and budgets: shapes, memory and pace by hand, and what was spent before."""
+
+import json
+import math
+import re
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesotron import cli
+from mesotron.config import (
+    PRICES,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PlanConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from mesotron.recipes import make_recipe
+from mesotron.rlvr.plan.cost import (
+    Estimator,
+    Pace,
+    advise,
+    estimate,
+    find_pace,
+    find_problems,
+    lengths_of,
+    maths_of,
+)
+from mesotron.rlvr.plan.estimate import DEVICES, GIB, Lengths, find_device, find_shape, predict
+from mesotron.runs import RunFolder
+from mesotron.runs.resume import Plan
+from mesotron.watch import spending
+from mesotron.watch.spending import Account
+from support.rlvr_tiny import SlowMeter
+
+
+@pytest.mark.parametrize(
+    ("rollout", "name", "problems", "expected"),
+    [
+        ({"prompts": 4, "generations": 4}, "grpo", 5000, (4, 16, 1250, 20_000)),
+        # Four of the prompts do not fill a batch.
+        (
+            {
+                "prompts": 8,
+                "generations": 2,
+                "updates": 4,
+            },
+            "grpo",
+            100,
+            (2, 4, 12 * 4, 12 * 16),
+        ),
+        # The anchor's votes are among the group's, or beside them.
+        ({"prompts": 1, "generations": 8}, "mgrpo", 10, (1, 8, 10, 80)),
+        ({"prompts": 1, "generations": 8}, "corewarding", 10, (1, 16, 10, 160)),
+    ],
+)
+def test_step_math(rollout, name, problems, expected):
+    config = PlanConfig(objective=ObjectiveConfig(name=name), rollout=RolloutConfig(**rollout))
+    assert maths_of(config, problems) == expected
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(10, 83), (512, 83 + 2 * 90)])
+def test_solved_examples_are_no_longer_than_completions(most, tokens):
+    config = make_recipe("arith_smollm2")
+    config = replace(config, rollout=replace(config.rollout, max_tokens=most))
+    assert lengths_of(config, question=12).prompt == pytest.approx(tokens, rel=0.1)
+
+
+SPENT = {"seconds": 990.0, "dollars": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget", "named"),
+    [
+        ({"seconds": 1001.0}, 1.0, "budget"),  # an older run: without the time of a step
+        (SPENT | {"step": 12.0}, 1.0, "budget"),
+        (SPENT | {"step": 12.0}, 1.1, None),
+        (SPENT, 0.9905, "budget"),  # half a second is too little to start and exit
+        (
+            SPENT
+            | {
+                "step": 12.0,
+                "start": 60.0,
+                "evaluation": 50.0,
+            },
+            1.1,
+            "budget",
+        ),
+        (SPENT | {"step": "12", "dollars": None}, 1.1, None),
+        ({"dollars": 0.1}, 1.0, "spent.json"),
+        ({"seconds": math.nan}, 1.0, "spent.json"),
+    ],
+)
+def test_a_resumed_run_begins_only_what_its_budget_allows(
+    tmp_path, monkeypatch, spent, budget, named
+):
+    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    config = TrainConfig(price=3.6, budget=budget)  # 1000 seconds per dollar
+    run = RunFolder.create(tmp_path / "run", config, {})
+    run.save("spent", spent)
+
+    plan = Plan(config, run.path, run)
+    if named is not None:
+        with pytest.raises(ValueError, match=named):
+            Account(plan, 0.0).__enter__()
+        return
+
+    with Account(plan, 0.0):
+        assert run.load("spent")["seconds"] == 991.0  # before any work: a kill counts too
+
+    kept = run.load("spent")
+    assert kept["seconds"] == 990.0
+    assert kept["step"] == (12.0 if spent["step"] == 12.0 else 0.0)  # it made none itself
+
+
+def test_what_crosses_a_limit_before_the_first_step_is_interrupted(tmp_path):
+    config = TrainConfig(time_limit="1.4s")
+    run = RunFolder.create(tmp_path / "run", config, {})
+
+    def load() -> None:  # an import, or the first evaluation
+        with suppress(KeyboardInterrupt):  # as callbacks of the garbage collector do
+            time.sleep(60)
+        time.sleep(60)
+
+    with (
+        pytest.raises(ValueError, match="time limit"),
+        Account(Plan(config, run.path, run), time.monotonic()),
+    ):
+        load()
+
+    assert run.load("spent")["seconds"] > 0
+
+
+def test_what_a_budget_buys():
+    rollout = RolloutConfig(
+        prompts=4,
+        generations=4,
+        max_tokens=100,
+    )
+
+    config = PlanConfig(
+        rollout=rollout,
+        steps=100,
+        budget=45,
+        gpu="h100",
+    )
+
+    found = estimate(config, 5000, Pace(10.0, 50.0, "as stated"))
+    assert found.dollars(1250) == pytest.approx(1250 * 10 / 3600 * 3.95)
+    assert found.affordable_steps == int(45 / 3.95 * 360)
+
+    least, *others = found.tokens
+    assert least < others[0]
+    assert others == [1600 * 50, 1600 * 100]
+
+    # The last of two rollouts is complete.
+    config = replace(config, rollout=replace(rollout, updates=2), steps=3)
+    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
+
+    # Oversampled prompts cost time and tokens.
+    objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
+    config = PlanConfig(
+        rollout=rollout,
+        steps=10,
+        objective=objective,
+        tokens_per_second=160,
+    )
+
+    pace = find_pace(config, 5000, Estimator(config, 60))
+    assert pace.seconds_per_step == 2 * 16 * 50 / 160
+
+    # Two further rounds at most, or one.
+    for rounds, most in ((3, 320 + 2 * 160), (1, 320)):
+        limited = replace(config, objective=replace(objective, dynamic_max_rounds=rounds))
+        assert estimate(limited, 5000, pace).tokens == (320, 320 * 50, most * 100)
+
+
+def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
+    def cells(words):
+        assert cli.main(["plan", *words.split()]) == 0
+        rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
+        return {name.strip(): value.strip() for name, value in rows}
+
+    small = "--task.num-train 40 --task.num-eval 2 --rollout.prompts 2 --rollout.generations 2"
+    shown = cells(f"--calibrate --device cpu --price 1000 --rollout.max-tokens 4 {small}")
+    assert "s per step" in shown["pace"]
+    assert "dollars" in shown["time of this run"]
+
+    shown = cells(f"{small} --steps 20 --seconds-per-step 20 --gpu h100 --budget 0.2")
+    assert shown["0.2 dollars buy"].startswith("9 steps of it")
+
+    chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
+    shown = cells(f"{small} {chosen} --model.name me/unknown")
+    assert shown["completions per update"] == "4, chosen from 12 or more"
+    assert "time of this run" not in shown
+
+    shown = cells("--model meta-llama/Llama-3.1-8B-Instruct --gpu 4090")
+    assert shown["memory of one 4090"].startswith("does not fit")  # not of this machine
+
+
+# Billions of parameters, from the model cards.
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
+    "HuggingFaceTB/SmolLM2-360M": 0.362,
+    "HuggingFaceTB/SmolLM2-1.7B": 1.71,
+    "Qwen/Qwen2.5-0.5B": 0.494,
+    "Qwen/Qwen2.5-1.5B": 1.54,
+    "Qwen/Qwen2.5-Math-1.5B": 1.54,
+    "Qwen/Qwen2.5-3B-Instruct": 3.09,
+    "Qwen/Qwen2.5-7B": 7.61,
+    "Qwen/Qwen2.5-14B": 14.7,
+    "Qwen/Qwen3-0.6B": 0.596,
+    "Qwen/Qwen3-1.7B-Base": 1.72,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-14B": 14.8,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.236,
+    "meta-llama/Llama-3.2-3B": 3.21,
+    "meta-llama/Llama-3.1-8B": 8.03,
+    "google/gemma-2-2b-it": 2.61,
+    "google/gemma-3-1b-it": 1.0,
+    "google/gemma-3-270m": 0.268,
+    "google/gemma-3-4b-pt": 3.88,
+}
+QWEN = PlanConfig(
+    model=ModelConfig(name="Qwen/Qwen2.5-1.5B-Instruct"),
+    task=TaskConfig(name="gsm8k"),
+    objective=ObjectiveConfig(beta=0.0),
+    rollout=RolloutConfig(
+        prompts=32,
+        generations=8,
+        max_tokens=512,
+        micro_batch=16,
+    ),
+    gpu="h100",
+)
+
+
+def plan(config=QWEN, gpu="h100", **lengths):
+    shape = find_shape(config.model.name)
+    given = {
+        "prompt": 100,
+        "completion": 256,
+        "longest": 512,
+    } | lengths
+
+    return predict(config, shape, gpu, Lengths(**given))
+
+
+def with_model(**changes):
+    return replace(QWEN, model=replace(QWEN.model, **changes))
+
+
+def with_rollout(**changes):
+    return replace(QWEN, rollout=replace(QWEN.rollout, **changes))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_have_the_published_number_of_parameters(name):
+    assert find_shape(name).parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
+def test_shapes_of_folders_and_of_unknown_models(tmp_path, monkeypatch):
+    assert find_shape("tiny").parameters == 453 * 128 + 3 * (4 * 128 * 128 + 3 * 128 * 384)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert find_shape("me/llama-like") is None
+
+    folder = tmp_path / "models--me--llama-like" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+    }
+
+    sizes |= {
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        "tie_word_embeddings": False,
+    }
+
+    (folder / "config.json").write_text(json.dumps(sizes))
+    assert find_shape("me/llama-like") == find_shape(str(folder))
+    assert find_shape(str(folder)).parameters == 2 * 6400 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
+
+    for other in ({"d_model": 64}, sizes | {"num_attention_heads": 0}, {"text_config": [1]}):
+        (folder / "config.json").write_text(json.dumps(other))
+        assert find_shape("me/llama-like") is None
+
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        find_shape("me/llama-like")
+
+
+def test_weights_and_states_are_counted():
+    muon = plan()
+    adamw = plan(replace(QWEN, optim=OptimConfig(name="adamw")))
+    shape = find_shape(QWEN.model.name)
+
+    assert muon.memory["weights"] == pytest.approx(4 * shape.parameters / GIB)  # auto is mixed
+    half = plan(with_model(dtype="bfloat16"))
+    assert half.memory["weights"] == pytest.approx(2 * shape.parameters / GIB)
+    assert plan(with_model(lora=16)).memory["weights"] < 1.1 * half.memory["weights"]
+    assert adamw.memory["optimizer"] == pytest.approx(8 * shape.parameters / GIB)
+
+    embedding = 151936 * 1536
+    expected = 4 * (shape.parameters - embedding) + 8 * embedding
+    assert muon.memory["optimizer"] == pytest.approx(expected / GIB)
+
+    # Keys and values: 2 x 28 layers x 2 heads x 128 x 2 bytes for each of 256 x 612 tokens.
+    long = plan(replace(with_model(dtype="bfloat16"), rollout=with_rollout(micro_batch=1).rollout))
+    assert long.memory["generation"] > 2 * 28 * 2 * 128 * 2 * 256 * 612 / GIB
+
+    reference = plan(replace(QWEN, objective=ObjectiveConfig(beta=0.04)))
+    assert reference.memory["reference"] == muon.memory["weights"]
+
+    averaged = plan(replace(QWEN, average=0.9))
+    assert averaged.memory["average"] == pytest.approx(4 * shape.parameters / GIB)
+
+    anchored = {"objective": ObjectiveConfig(name="corewarding")}  # the anchor is the reference
+    assert plan(replace(QWEN, **anchored)).memory["anchor"] == averaged.memory["average"]
+    assert "reference" not in plan(replace(QWEN, **anchored)).memory
+    assert plan(replace(with_model(lora=16), **anchored)).memory["anchor"] < 0.1
+
+
+def test_what_saves_memory_and_what_saves_time():
+    base = plan()
+    slow = plan(with_rollout(fast=False))
+
+    for less in (
+        with_model(gradient_checkpointing=True),
+        with_model(lora=16),
+        with_rollout(micro_batch=8),
+    ):
+        assert plan(less).needed < base.needed
+
+    assert plan(with_model(gradient_checkpointing=True)).seconds["train"] > base.seconds["train"]
+
+    # The fast sampler keeps merged bfloat16 weights, with both ends, and its cache.
+    shape = find_shape(QWEN.model.name)
+    copy = 2 * (shape.linear + 2 * shape.embedding) + 2 * 28 * 2 * 128 * 2 * 256 * 612
+    assert base.needed - slow.needed > copy / GIB
+    assert base.seconds["generate"] < 0.5 * slow.seconds["generate"]  # fast is the default
+    assert (slow.fits, plan(gpu="t4").fits) == (True, False)
+
+    # A second update on the same rollout halves sampling.
+    twice = plan(with_rollout(updates=2, micro_batch=16))
+    assert twice.seconds["generate"] == pytest.approx(base.seconds["generate"] / 2)
+
+
+def test_every_gpu_has_a_price_and_is_found_by_its_name():
+    assert PRICES.keys() == DEVICES.keys()
+    names = {
+        "NVIDIA H100 80GB HBM3": "h100",
+        "Tesla T4": "t4",
+        "NVIDIA A10G": "a10g",
+    }
+
+    names |= {
+        "NVIDIA A10": "a10",
+        "NVIDIA L4": "l4",
+        "NVIDIA L40S": "l40s",
+        "cpu": None,
+    }
+
+    names |= {"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GeForce RTX 4090": "4090"}
+    assert {name: find_device(name) for name in names} == names
+
+
+def test_a_run_that_does_not_fit_gets_changes_that_do():
+    config = replace(with_model(name="Qwen/Qwen2.5-7B", dtype="bfloat16"), gpu="a10g")
+    lines = advise(Estimator(config, 60))
+    assert all(any(flag in line for line in lines) for flag in ("--lora 16", "--gpu"))
+
+    sizes = [line.split("(")[1].split(" GiB")[0] for line in lines if "GiB" in line]
+    assert all(float(size) <= DEVICES["a10g"].memory for size in sizes)
+
+    whole = replace(with_model(name="Qwen/Qwen2.5-14B", lora=16), gpu="t4")
+    assert not Estimator(whole, 60).prediction.fits
+
+    for fast in (True, False):  # advised only where it is not on
+        advised = advise(Estimator(with_rollout(fast=fast), 60))
+        assert any("--rollout.fast" in line for line in advised) is not fast
+
+
+def test_sizes_of_datasets_without_the_network(tmp_path):
+    assert find_problems(TaskConfig(name="gsm8k")).number == 7473
+    task = TaskConfig(
+        name="math",
+        path="DigitalLearningGmbH/MATH-lighteval",
+        levels=(3, 4, 5),
+    )
+
+    assert find_problems(task).number == 1592 + 1690 + 2304
+    assert find_problems(replace(task, num_train=100)).number == 100
+
+    with pytest.raises(ValueError, match="num-train"):
+        find_problems(TaskConfig(name="file", path="me/unknown"))
+
+    assert (
+        find_problems(
+            TaskConfig(
+                name="file",
+                path="me/unknown",
+                num_train=9,
+            )
+        ).number
+        == 9
+    )
+
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(30)]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    found = find_problems(
+        TaskConfig(
+            name="file",
+            path=str(path),
+            num_eval=10,
+        )
+    )
+
+    assert found.number == 20
+    assert 3 < found.question_tokens < 6
+
+
+def test_earlier_runs_calibrate_the_estimate(tmp_path):
+    plain = Estimator(QWEN, 60, tmp_path)
+    assert (plain.factor, plain.runs) == (1.0, [])
+
+    expected = plain.prediction.step
+
+    def add_run(name, model, device, times):
+        config = replace(QWEN, model=replace(QWEN.model, name=model))
+        known = {k: v for k, v in vars(config).items() if k in vars(TrainConfig())}
+
+        run = RunFolder.create(tmp_path / name, known, {"device": device})
+        for step, ratio in enumerate(times, 1):
+            run.append("metrics", {"step": step, "time/step": ratio * expected})
+
+    def used():
+        return [Path(name).name for name in Estimator(QWEN, 60, tmp_path).runs]
+
+    add_run("on-cpu", "tiny", "cpu", [900.0] * 5)
+    add_run("edited", QWEN.model.name, "NVIDIA H100", [float("nan"), -1.0] * 3)
+    add_run("too-short", QWEN.model.name, "NVIDIA H100", [5.0, 5.0])
+    add_run("other-gpu", QWEN.model.name, "NVIDIA A100-SXM4-80GB", [3.0] * 5)
+
+    assert used() == ["other-gpu"]
+    add_run("same", QWEN.model.name, "NVIDIA H100 80GB HBM3", [9.0, 4.0, 2.0, 2.0, 2.0])
+    assert used() == ["same"]
+
+    calibrated = Estimator(QWEN, 60, tmp_path)
+    assert calibrated.factor == pytest.approx(2.0, rel=0.05)
+    assert find_pace(QWEN, 7473, calibrated).seconds_per_step == calibrated.factor * expected
+
+
+def test_the_quickstart_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
+    block = page.split("## What will it cost?")[1].split("```console\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)  # no earlier runs
+    monkeypatch.setenv("COLUMNS", "80")
+
+    for part in block.removeprefix("$ mesotron ").split("$ mesotron "):
+        command, _, shown = part.partition("\n")
+        assert cli.main(shlex.split(command)) == 0
+        printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+        assert printed == [line.rstrip() for line in shown.splitlines()]
