@@ -46,23 +46,38 @@ def writing(root: Path, step: int) -> Iterator[Path]:
         publish(draft)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)  # a half-written one would fill a full disk
-        if (explained := explain_failed_write(error, root, step)) is error:
+        explained = explain_failed_write(error, root, step)
+        if explained is error:
             raise
         raise explained from error
 
 
 def explain_failed_write(error: BaseException, root: Path, step: int) -> BaseException:
     """A ValueError that names the system's reason, such as a full disk; other errors as is."""
-    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
-    code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
-    if code is None:
+    reason = reason_of_failed_write(error)
+    if reason is None:
         return error
 
-    reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
     return ValueError(
         f"{reason}: could not write the checkpoint of step {step} to {root}; earlier checkpoints "
         "are complete: free space or fix that, and resume"
     )
+
+
+def reason_of_failed_write(error: BaseException) -> str | None:
+    """The system's reason, such as a full disk; None for an error of another kind."""
+    if isinstance(error, OSError):
+        code = error.errno
+    else:
+        match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text
+        code = int(match[1]) if match else None
+
+    if code is None:
+        return None
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+
+    return os.strerror(code)
 
 
 def start(root: Path, step: int) -> Path:
@@ -130,7 +145,9 @@ def damage(path: Path) -> str | None:
             file = path / name
             if not file.is_file():
                 return f"{file} is missing"
-            if (size := file.stat().st_size) != expected["bytes"]:
+
+            size = file.stat().st_size
+            if size != expected["bytes"]:
                 return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
             if fingerprint(file) != expected:
                 return f"{file} has changed since it was written"
@@ -149,7 +166,8 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest intact checkpoint, and what is wrong with each newer one."""
     problems = []
     for checkpoint in reversed(list_checkpoints(root)):
-        if (problem := damage(checkpoint.path)) is None:
+        problem = damage(checkpoint.path)
+        if problem is None:
             return checkpoint, problems
         problems.append(problem)
 

@@ -87,17 +87,10 @@ class RayPool(CommandPool):
 
         actor = remote.options(max_concurrency=2, **place).remote()
         process: Any = RemoteProcess(actor, list(command), log.absolute(), {**path, **env})
-        self.jobs.append(
-            Job(
-                key,
-                process,
-                len(self.jobs),
-                log,
-                monotonic(),
-            )
-        )
+        job = Job(key, process, slot=len(self.jobs), log=log, start=monotonic())
+        self.jobs.append(job)
 
-        return self.jobs[-1]
+        return job
 
     def take_ended(self) -> list[Job]:
         ended = super().take_ended()

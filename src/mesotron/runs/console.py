@@ -1,5 +1,6 @@
 """Progress of a training run: a live view on a terminal, a plain line now and then elsewhere."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -48,16 +49,13 @@ class LiveView:
         self._watched = watched
         self._history: dict[str, list[float]] = {name: [] for name in watched}
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
-        self._transcript = self._alarm = ""
-        self._spent = self._projected = None  # dollars
+        self._transcript = ""
+        self._alarm = ""
+        self._spent: float | None = None  # dollars
+        self._projected: float | None = None  # dollars
         self.notes: dict[str, str] = {}
         self.watch_state: Callable[[], str] | None = None
-
-        self._live = Live(
-            console=self.console,
-            auto_refresh=False,
-            transient=True,
-        )
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -82,9 +80,17 @@ class LiveView:
         if self.console.is_terminal:
             self._live.update(self._view(), refresh=True)
         elif step % max(1, self.steps // PLAIN_LINES) == 0 or step in (1, self.steps):
-            shown = [f"{label} {spell_number(x[-1])}" for label, x in self._known().items()]
-            left = [f"{spell_time(self.seconds_left())} left"] if step < self.steps else []
-            self.say("  ".join([f"step {step}/{self.steps}", *shown, *left, *self._cost()]))
+            self.say(self._plain_line(step))
+
+    def _plain_line(self, step: int) -> str:
+        parts = [f"step {step}/{self.steps}"]
+        for label, values in self._known().items():
+            parts.append(f"{label} {spell_number(values[-1])}")
+
+        if step < self.steps:
+            parts.append(f"{spell_time(self.seconds_left())} left")
+
+        return "  ".join([*parts, *self._cost()])
 
     def show_transcript(self, text: str) -> None:
         self._transcript = shorten(text)
@@ -113,86 +119,106 @@ class LiveView:
     def _cost(self) -> list[str]:
         if self._spent is None:
             return []
-        ahead = f" of ${self._projected:,.2f}" if self._projected is not None else ""
+
+        ahead = "" if self._projected is None else f" of ${self._projected:,.2f}"
         return [f"${self._spent:,.2f}{ahead}"]
 
     def _known(self) -> dict[str, list[float]]:
-        named = {label: self._history[name] for name, label in self._watched.items()}
-        return {label: values for label, values in named.items() if values}
+        """Label -> values of the watched metrics that have any."""
+        known = {}
+        for name, label in self._watched.items():
+            if self._history[name]:
+                known[label] = self._history[name]
+
+        return known
 
     def _view(self) -> RenderableType:
-        width = max(min(BAR_WIDTH, self.console.width - 40), 8)
-        step, _ = self._times[-1]
-        table = Table.grid(padding=(0, 2))
-
-        table.add_row(
-            f"step {step}/{self.steps}",
-            ProgressBar(
-                total=self.steps,
-                completed=step,
-                width=width,
-            ),
-            "  ".join([f"{spell_time(self.seconds_left())} left", *self._cost()]),
-        )
-        for label, values in self._known().items():
-            finite = [x for x in values if x - x == 0]
-            ends = [spell_number(one(finite)) for one in (min, max)] if len(finite) > 1 else []
-            scale = f"  ({' to '.join(ends)})" if ends else ""
-            height = CHART_HEIGHT if label == next(iter(self._watched.values())) else 1
-            curve = "\n".join(chart(values, width, height))
-            table.add_row(label, curve, spell_number(values[-1]) + scale)
-
-        state = {"watch": self.watch_state()} if self.watch_state else {}
-        for label, text in (self.notes | state).items():
-            table.add_row(label, text)
-
-        parts: list[RenderableType] = [table]
+        parts: list[RenderableType] = [self._progress()]
         if self._transcript:
-            used = len(self._watched) + CHART_HEIGHT + len(self.notes) + 8
-            height = max(self.console.height - used, 3)  # of a low terminal
-            lines = self._transcript.splitlines()[-height:]
-            parts.append(Panel(Text("\n".join(lines)), title="latest transcript"))
+            parts.append(self._latest_transcript())
 
         if self._alarm:
             parts.append(Text(f"last alarm: {self._alarm}", style="yellow"))
 
         return Group(*parts)
 
+    def _progress(self) -> Table:
+        """One line for the steps, one for each metric and each note."""
+        table = Table.grid(padding=(0, 2))
+        width = max(min(BAR_WIDTH, self.console.width - 40), 8)
+        step, _ = self._times[-1]
+
+        bar = ProgressBar(total=self.steps, completed=step, width=width)
+        left = f"{spell_time(self.seconds_left())} left"
+        table.add_row(f"step {step}/{self.steps}", bar, "  ".join([left, *self._cost()]))
+
+        first = next(iter(self._watched.values()))
+        for label, values in self._known().items():
+            height = CHART_HEIGHT if label == first else 1
+            curve = "\n".join(chart(values, width, height))
+            table.add_row(label, curve, spell_number(values[-1]) + spell_range(values))
+
+        for label, text in self.notes.items():
+            table.add_row(label, text)
+        if self.watch_state is not None:
+            table.add_row("watch", self.watch_state())
+
+        return table
+
+    def _latest_transcript(self) -> Panel:
+        used = len(self._watched) + CHART_HEIGHT + len(self.notes) + 8
+        height = max(self.console.height - used, 3)  # of a low terminal
+        lines = self._transcript.splitlines()[-height:]
+
+        return Panel(Text("\n".join(lines)), title="latest transcript")
+
 
 def print_line(console: Console, text: str) -> None:
     """Print one unwrapped line, so that paths in it can be copied."""
-    console.print(
-        text,
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def chart(values: Sequence[float], width: int = 40, height: int = 1) -> list[str]:
     """Numbers as bars in `height` lines of at most `width` columns, averaged if there are more."""
-    if not (finite := [x for x in values if x - x == 0]):
+    finite = list(filter(math.isfinite, values))
+    if not finite:
         return [""]
 
+    means = []
     size = -(-len(finite) // width)
-    chunks = [finite[i : i + size] for i in range(0, len(finite), size)]
-    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    for start in range(0, len(finite), size):
+        chunk = finite[start : start + size]
+        means.append(sum(chunk) / len(chunk))
+
     low = min(means)
-    high = max(means)
-    span = high - low or 1.0
+    span = max(means) - low or 1.0
     levels = [1 + int((x - low) / span * (8 * height - 1)) for x in means]  # eighths of a line
 
-    return [
-        "".join(BARS[min(max(level - 8 * line, 0), 8)] for level in levels)
-        for line in reversed(range(height))
-    ]
+    lines = []
+    for below in reversed(range(height)):
+        filled = [min(max(level - 8 * below, 0), 8) for level in levels]
+        lines.append("".join(BARS[eighths] for eighths in filled))
+
+    return lines
+
+
+def spell_range(values: Sequence[float]) -> str:
+    """`  (0.1 to 0.9)`, or nothing for fewer than two finite values."""
+    finite = list(filter(math.isfinite, values))
+    if len(finite) < 2:
+        return ""
+
+    return f"  ({spell_number(min(finite))} to {spell_number(max(finite))})"
 
 
 def spell_number(x: float) -> str:
     """Three decimals; two significant digits if small, none if large."""
     if abs(x) >= 1000 or (abs(x) >= 100 and x == round(x)):
         return f"{x:,.0f}"
-    return f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:.2g}"
+    if abs(x) >= 0.01 or x == 0:
+        return f"{x:.3f}"
+
+    return f"{x:.2g}"
 
 
 def spell_time(seconds: float | None) -> str:
@@ -204,8 +230,10 @@ def spell_time(seconds: float | None) -> str:
     hours, minutes = divmod(whole // 60, 60)
     if hours:
         return f"{hours}h {minutes}m"
+    if minutes:
+        return f"{minutes}m {whole % 60}s"
 
-    return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"
+    return f"{whole}s"
 
 
 def shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:

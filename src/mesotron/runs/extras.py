@@ -19,7 +19,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 def require(extra: str | None, packages: Sequence[str] = (), what: str = "") -> None:
     """Refuse to go on without the packages of an extra, or without these, of none for None."""
-    if missing := [name for name in packages or EXTRAS[extra or ""] if not is_installed(name)]:
+    needed = packages or EXTRAS[extra or ""]
+    missing = [name for name in needed if not is_installed(name)]
+    if missing:
         source = f"'mesotron[{extra}]'" if extra else " ".join(missing)
         raise ValueError(f"{what} needs {', '.join(missing)}: pip install {source}")
 

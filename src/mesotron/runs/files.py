@@ -41,17 +41,21 @@ def read_rows(path: Path) -> list[Row]:
             continue
 
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"it is a {type(row).__name__}")
+            rows.append(read_row(line))
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path} line {number} is not a JSON object: {error}") from error
 
-        rows.append(row)
-
     return rows
+
+
+def read_row(line: bytes) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"it is a {type(row).__name__}")
+
+    return row
 
 
 def rows_of_steps(rows: list[Row]) -> list[Row]:
@@ -66,9 +70,15 @@ def last_value(rows: list[Row], name: str) -> float:
 
 def cut_rows_after(path: Path, step: int) -> None:
     """Drop the rows after a step, and a torn last line."""
-    if path.exists():
-        kept = [row for row in rows_of_steps(read_rows(path)) if row["step"] <= step]
-        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    if not path.exists():
+        return
+
+    kept = ""
+    for row in rows_of_steps(read_rows(path)):
+        if row["step"] <= step:
+            kept += json.dumps(row, ensure_ascii=False) + "\n"
+
+    write_whole(path, kept)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -120,6 +130,11 @@ def printable(text: Any) -> str:
     if whole.isprintable():
         return whole
 
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in whole
-    )
+    shown = ""
+    for character in whole:
+        if character.isprintable() or character == "\n":
+            shown += character
+        else:
+            shown += character.encode("unicode_escape").decode()
+
+    return shown

@@ -57,9 +57,16 @@ PACKAGES = (
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
+    """`runs/NAME-DATE-TIME`, with a number behind it if that is taken."""
     base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    paths = (root / (base if number == 1 else f"{base}-{number}") for number in count(1))
-    return next(path for path in paths if not path.exists())
+    path = root / base
+
+    for number in count(2):
+        if not path.exists():
+            break
+        path = root / f"{base}-{number}"
+
+    return path
 
 
 # What is there when a start is killed before config.json is.
@@ -67,15 +74,25 @@ STARTED = {"checkpoints", "env.json", ".env.json.writing", ".config.json.writing
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
-    names = {file.name for file in path.iterdir()} if path.is_dir() else set()
-    if names - STARTED or any((path / "checkpoints").glob("*")) or path.is_file():
+    """Refuse a place that holds something, or where no folder can be made."""
+    names: set[str] = set()
+    if path.is_dir():
+        names = {file.name for file in path.iterdir()}
+
+    has_checkpoints = any((path / "checkpoints").glob("*"))
+    if names - STARTED or has_checkpoints or path.is_file():
         unfinished = {"config.json", "env.json"} <= names and "result.json" not in names
         resume = f", or continue it with --resume {path}" if unfinished else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
 
-    place = next(one for one in (path, *path.absolute().parents) if one.exists())
+    place = nearest_existing(path)
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ValueError(f"{path} cannot be made: {place} is no folder that can be written to")
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself, or the closest of the folders above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -137,15 +154,20 @@ class RunFolder:
 
     def append(self, stream: Stream, row: Row) -> None:
         append_row(self.path / f"{stream}.jsonl", row)
-        if stream == "metrics" and not self._is_last:  # a failed start leaves runs/last alone
-            path = self.path.resolve()
-            if path.parent.name == "runs":
-                draft = path.with_name(f".last.{os.getpid()}")
-                draft.unlink(missing_ok=True)
-                draft.symlink_to(path.name, target_is_directory=True)
-                draft.replace(path.with_name("last"))
 
+        if stream == "metrics" and not self._is_last:  # a failed start leaves runs/last alone
+            self._point_last_here()
             self._is_last = True
+
+    def _point_last_here(self) -> None:
+        path = self.path.resolve()
+        if path.parent.name != "runs":
+            return
+
+        draft = path.with_name(f".last.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(path.name, target_is_directory=True)
+        draft.replace(path.with_name("last"))
 
     def rows(self, stream: Stream) -> list[Row]:
         return rows_of_steps(read_rows(self.path / f"{stream}.jsonl"))
@@ -173,6 +195,7 @@ class RunFolder:
         self._lock = try_lock(self.path / "lock")
         if self._lock is None:
             raise ValueError(f"{self.path} is in use by another process; stop it first")
+
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -218,13 +241,7 @@ def source_commit() -> str | None:
 
     git = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        done = subprocess.run(
-            git,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -232,6 +249,7 @@ def source_commit() -> str | None:
 
 
 def run_name(config: TrainConfig | SftConfig) -> str:
+    """What a new run is called: its recipe, or its data."""
     names = ["sft"] if isinstance(config, SftConfig) else []
     if config.task.data or config.task.is_gym:
         names.append(config.task.title[:60])

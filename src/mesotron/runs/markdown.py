@@ -11,14 +11,15 @@ def fill_template(path: Path, **values: Any) -> str:
     """A Jinja template with these values; text is not escaped, and unknown names are errors."""
     from jinja2 import Environment, StrictUndefined
 
-    options: Any = {
-        "undefined": StrictUndefined,
-        "trim_blocks": True,
-        "lstrip_blocks": True,
-    }
+    environment = Environment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    template = environment.from_string(path.read_text(encoding="utf-8"))
 
-    options |= {"keep_trailing_newline": True}
-    return Environment(**options).from_string(path.read_text(encoding="utf-8")).render(values)
+    return template.render(values)
 
 
 def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -28,8 +29,12 @@ def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def training_table(rows: Sequence[Row], names: Sequence[str], spec: str) -> list[str]:
     """Ten of the rows, from the first to the last."""
-    cells = [
-        [str(rows[k]["step"]), *(f"{rows[k][x]:{spec}}" if x in rows[k] else "" for x in names)]
-        for k in sorted({round(n * (len(rows) - 1) / 9) for n in range(10)})
-    ]
+    last = len(rows) - 1
+    chosen = sorted({round(n * last / 9) for n in range(10)})
+
+    cells = []
+    for row in (rows[k] for k in chosen):
+        values = [f"{row[name]:{spec}}" if name in row else "" for name in names]
+        cells.append([str(row["step"]), *values])
+
     return make_table(["step", *names], cells)

@@ -58,13 +58,9 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
     notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
     start = f"step {checkpoint.step}" if checkpoint else "the start: no intact checkpoint"
 
-    return Plan(
-        settings,
-        path,
-        folder,
-        checkpoint,
-        (*notes, f"resuming {path} from {start}"),
-    )
+    notes.append(f"resuming {path} from {start}")
+
+    return Plan(settings, path, folder, checkpoint, tuple(notes))
 
 
 def settings_to_resume(config_type: type[C], path: Path) -> C:
@@ -81,13 +77,14 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
     saved: Any = from_plain(config_type, values, str(path / "config.json"))
 
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
-    left_open: dict[str, Any] = {
-        item.name: item.default
-        for item in fields(saved)
-        if item.metadata.get("overridable_on_resume")
-        and (item.default is None or item.name == "trust")  # no folder says that it is trusted
-    }
-    return replace(saved, **(left_open | {"resume": path}))
+    left_open: dict[str, Any] = {}
+    for item in fields(saved):
+        is_optional = item.default is None or item.name == "trust"  # no folder vouches for itself
+        if item.metadata.get("overridable_on_resume") and is_optional:
+            left_open[item.name] = item.default
+
+    left_open["resume"] = path
+    return replace(saved, **left_open)
 
 
 def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run") -> C:

@@ -166,24 +166,12 @@ class WorkerPool:
             self._reset()  # forked: the processes belong to the parent
 
         if not self.num_workers:
-            future: Future[Any] = Future()
-            try:
-                future.set_result(resolve(target)(*args))
-            except Exception as error:
-                future.set_exception(error)
-
-            return future
+            return call_here(target, args)
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.num_workers)
 
-        return self._threads.submit(
-            self._call,
-            target,
-            args,
-            timeout,
-            worker,
-        )
+        return self._threads.submit(self._call, target, args, timeout, worker)
 
     def _call(
         self, target: str, args: Sequence[Any], timeout: float | None, only: int | None
@@ -191,16 +179,25 @@ class WorkerPool:
         index = self._idle.get() if only is None else only
         try:
             with self._locks[index]:
-                if (worker := self._workers[index]) is not None and worker.send(target, args):
+                worker = self._workers[index]
+                if worker is not None and worker.send(target, args):
                     return worker.receive(timeout)
 
-                self.processes -= {one for one in set(self.processes) if one.poll() is not None}
-                worker = self._workers[index] = Worker(**self._options)
-                self.processes.add(worker.process)
+                worker = self._replace(index)
                 return worker.call(target, *args, timeout=timeout)
         finally:
             if only is None:
                 self._idle.put(index)
+
+    def _replace(self, index: int) -> Worker:
+        ended = {process for process in set(self.processes) if process.poll() is not None}
+        self.processes -= ended
+
+        worker = Worker(**self._options)
+        self._workers[index] = worker
+        self.processes.add(worker.process)
+
+        return worker
 
     def map(self, target: str, jobs: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
         """Call `target` with each tuple of arguments; yields (index, result) as they finish."""
@@ -215,11 +212,16 @@ class WorkerPool:
 
     def each(self, target: str, args: Sequence[Sequence[Any] | None]) -> list[Any]:
         """Call worker k with the k-th arguments, None for no call; results in that order."""
-        futures = [
-            None if given is None else self.submit(target, *given, worker=index)
-            for index, given in enumerate(args)
-        ]
-        return [None if future is None else future.result() for future in futures]
+        futures: dict[int, Future[Any]] = {}
+        for index, given in enumerate(args):
+            if given is not None:
+                futures[index] = self.submit(target, *given, worker=index)
+
+        results: list[Any] = [None] * len(args)
+        for index, future in futures.items():
+            results[index] = future.result()
+
+        return results
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -237,8 +239,21 @@ class WorkerPool:
         self.close()
 
 
+def call_here(target: str, args: Sequence[Any]) -> Future[Any]:
+    """A call that is made at once in this process, as the future of a worker's."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(resolve(target)(*args))
+    except Exception as error:
+        future.set_exception(error)
+
+    return future
+
+
 @dataclass
 class Job:
+    """A running or ended command of a pool."""
+
     key: str
     process: subprocess.Popen[bytes]
     slot: int
@@ -250,10 +265,20 @@ class Job:
     def failure(self) -> str:
         """Why an ended command failed: the last line of its log, or how it ended."""
         how = describe_exit(self.process.returncode)
-        return how if self.process.returncode < 0 else last_line(self.log) or how
+        if self.process.returncode < 0:
+            return how
+
+        return last_line(self.log) or how
 
 
 class CommandPool:
+    """Runs commands side by side on this machine, one in each slot.
+
+    Args:
+        num_workers: most commands at once.
+        gpus: names as in CUDA_VISIBLE_DEVICES; slots take them in turn.
+    """
+
     def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
         self.num_workers = num_workers
         self.gpus = tuple(gpus)
@@ -289,16 +314,10 @@ class CommandPool:
                 pass_fds=keep_open,
             )
 
-        self.jobs.append(
-            Job(
-                key,
-                process,
-                slot,
-                log,
-                monotonic(),
-            )
-        )
-        return self.jobs[-1]
+        job = Job(key, process, slot, log, start=monotonic())
+        self.jobs.append(job)
+
+        return job
 
     def take_ended(self) -> list[Job]:
         ended = [job for job in self.jobs if job.process.poll() is not None]
@@ -307,9 +326,12 @@ class CommandPool:
 
     def terminate(self) -> None:
         """Send SIGTERM once, so that runs save and stop; a second signal would end them unsaved."""
-        for job in [] if self._terminated else self.jobs:
-            job.process.terminate()
+        if self._terminated:
+            return
+
         self._terminated = True
+        for job in self.jobs:
+            job.process.terminate()
 
     def kill(self) -> None:
         for job in self.jobs:
@@ -325,14 +347,18 @@ def num_cores() -> int:
 
 def list_gpus() -> list[str]:
     """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; loads no library."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
         return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-    return [str(k) for k in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
+
+    number = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+    return list(map(str, range(number)))
 
 
 def describe_exit(returncode: int) -> str:
     if returncode >= 0:
         return f"ended with exit code {returncode}"
+
     names = {one.value: one.name for one in signal.Signals}
     return f"was killed by {names.get(-returncode, f'signal {-returncode}')}"
 
@@ -340,8 +366,9 @@ def describe_exit(returncode: int) -> str:
 def last_line(log: Path) -> str:
     if not log.is_file():
         return ""
-    lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+    return tail.rstrip().rpartition("\n")[2].strip()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
