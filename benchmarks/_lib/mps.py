@@ -26,13 +26,16 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
+def mps(
+    folder: Path, say: Say, check: Sequence[str] = CHECK, wanted: bool = True
+) -> Iterator[bool]:
     """Processes that are started inside share the GPU by MPS, if it is there and works.
 
     Args:
         folder: of the daemon's pipes and logs.
         say: called with a message.
         check: a command that must succeed under MPS.
+        wanted: False does nothing: on a CPU, or for one process.
 
     Returns:
         Whether it works.
@@ -43,6 +46,10 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
         ...     run_processes()
         with MPS
     """
+    if not wanted:
+        yield False
+        return
+
     if PIPES in os.environ:
         say(f"with the MPS of {os.environ[PIPES]}")
         yield True

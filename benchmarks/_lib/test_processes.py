@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from benchmarks._lib.crew import work_through
+from benchmarks._lib.crew import Cells, Crew, work_through
 from benchmarks._lib.mps import CONTROL, PIPES, mps
 
-CELLS = [{"name": name} for name in ("good", "broken", "deadly", "late", "better")]
+CELLS = [{"name": name} for name in ("good", "broken", "deadly", "better")]
 GOOD = (sys.executable, "-c", "pass")
 BAD = (sys.executable, "-c", "raise SystemExit(1)")
 
@@ -21,42 +21,69 @@ def run_cell(cell, settings, deadline):
     if cell["name"] == "deadly":
         os._exit(1)
 
-    return None if cell["name"] == "late" else cell | {"by": settings["who"]}
+    return cell | {"by": settings["who"]}
 
 
-def play(cells, seconds=120.0):
-    """The outcome of each cell by name."""
-    results: dict[str, tuple] = {}
-
-    def following(busy):
-        return next((c for c in cells if c["name"] not in busy | set(results)), None)
-
-    work_through(
-        "benchmarks._lib.test_processes:run_cell",
-        {"who": "us"},
-        following,
-        lambda key, cell, error: results.update({key: (cell, error)}),
+def play(folder, seconds=120.0, tries=1):
+    """The cells after they were worked through, and what was said of them."""
+    said = []
+    cells = Cells(
+        lambda done: CELLS,
         lambda cell: cell["name"],
+        done={},
+        keep=lambda key, cell: None,
+        describe=lambda cell: f"by {cell['by']}",
+        say=said.append,
+        tries=tries,
+    )
+    crew = Crew(
+        target="benchmarks._lib.test_processes:run_cell",
+        settings={"who": "us"},
         num_workers=2,
         deadline=time.time() + seconds,
         grace=0.0,
+        log=folder / "log",
     )
-    return results
+    work_through(cells, crew)
+    return cells, said
 
 
-def test_a_failing_or_dying_cell_does_not_end_the_others():
-    results = play(CELLS)
-    assert results["good"] == ({"name": "good", "by": "us"}, "")
-    assert results["better"][0] == {"name": "better", "by": "us"}
-    assert results["broken"][0] is None
-    assert "RuntimeError" in results["broken"][1]
-    assert results["deadly"][0] is None
-    assert results["deadly"][1]
-    assert results["late"] == (None, "")
+def test_a_failing_or_dying_cell_does_not_end_the_others(tmp_path):
+    cells, said = play(tmp_path)
+    assert set(cells.done) == {"good", "better"}
+    assert cells.done["good"] == {"name": "good", "by": "us"}
+    assert "good: by us" in said
+
+    assert set(cells.failed) == {"broken", "deadly"}
+    assert "RuntimeError" in cells.failed["broken"]
+    assert cells.num_left() == 2
 
 
-def test_nothing_starts_after_the_deadline():
-    assert play(CELLS, seconds=-1.0) == {}
+def test_a_cell_is_given_up_after_its_last_try():
+    cells = Cells(
+        lambda done: CELLS[:1],
+        lambda cell: cell["name"],
+        done={},
+        keep=lambda key, cell: None,
+        describe=str,
+        say=lambda text: None,
+        tries=2,
+    )
+    cells.take(CELLS[0], None, "no such thing")
+    assert cells.choose(set()) == CELLS[0]
+    assert cells.choose({"good"}) is None
+
+    cells.take(CELLS[0], None, "")  # given back for lack of time
+    assert cells.choose(set()) == CELLS[0]
+
+    cells.take(CELLS[0], None, "no such thing")
+    assert cells.choose(set()) is None
+
+
+def test_nothing_starts_after_the_deadline(tmp_path):
+    cells, said = play(tmp_path, seconds=-1.0)
+    assert not cells.done
+    assert not said
 
 
 @pytest.fixture

@@ -11,15 +11,26 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import math
-import os
 import random
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks._lib.crew import torch_process
+from benchmarks._lib.lessons import Lesson, make_lesson
 from benchmarks.finetuning.plan import CONTENDERS, Cell
+from mesotron.config import ModelConfig, TaskConfig
+from mesotron.models.load import load_model
+from mesotron.optim import BUILDERS
+from mesotron.optim.clipping import clip_gradients
+from mesotron.probes.forgetting import read_text, text_blocks, text_nll
+from mesotron.tasks.load import load_task
 
 GRACE = 25.0  # seconds for what is being evaluated when the time is up
 LEVELS = (3, 4, 5)
@@ -28,32 +39,23 @@ ROWS = 32  # of an evaluation
 
 
 def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | None:
-    given = argparse.Namespace(**settings)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import torch
-
-    torch.set_num_threads(given.threads)
-    torch.set_float32_matmul_precision("high")  # for what autocast does not cover
-
-    try:
+    with torch_process(settings) as given:
         return supervised_cell(cell, given, deadline)
-    finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def options_of(cell: Cell) -> tuple[str, dict[str, Any]]:
+    """The name of the optimizer and its options."""
     optim, lora, leash = CONTENDERS[cell["contender"]]
     options: dict[str, Any] = {"weight_decay": 0.0}
     if optim != "adamw":
         options["fused"] = False  # kernels that would compile longer than a cell runs
-        options |= {"leash": leash} if leash else {}
-        options |= {"lora": lora} if lora else {}
+        if leash:
+            options["leash"] = leash
+        if lora:
+            options["lora"] = lora
 
     if optim == "pion":
         options["cutoff"] = "aligned"
-
     return optim, options
 
 
@@ -61,13 +63,6 @@ class Base:
     """What all cells of a process share: the starting model and its view of the held-out texts."""
 
     def __init__(self, given: Any) -> None:
-        import torch
-
-        from mesotron.config import ModelConfig, TaskConfig
-        from mesotron.models.load import load_model
-        from mesotron.probes.forgetting import read_text, text_blocks
-        from mesotron.tasks.load import load_task
-
         self.given = given
         self.device = torch.device(given.device)
         config = ModelConfig(name=given.folder, dtype="float32")
@@ -80,79 +75,53 @@ class Base:
             num_eval=given.held_out,
             format="boxed" if given.folder == "tiny" else "answer",
         )
-
         self.task = load_task(self.task_config)
-        self.read: dict[tuple[int, int], list[dict[str, Any]]] = {}
+
+        self.known: dict[tuple[int, int], list[Lesson]] = {}
         self.blocks = text_blocks(self.tokenizer, read_text())
-        self.held_out = self.batches(self.task.eval, ROWS, range(len(self.task.eval)))
+        self.held_out = self.batches(self.task.eval, ROWS)
         self.before = self.measure(self.model)
 
-    def batches(self, problems: Any, size: int, order: Any) -> list[dict[str, Any]]:
-        """Solved problems, padded on the right; `at` are the flat positions that predict a token
-        of a completion, `targets` those tokens and `problem` the row of each."""
-        import torch
-
-        from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
-
+    def batches(self, problems: Sequence[Any], size: int) -> list[Lesson]:
         made = []
-
-        order = list(order)
-        for first in range(0, len(order), size):
-            some = [problems[k] for k in order[first : first + size]]
-            prompts = render_prompts(some, self.task_config, self.tokenizer, self.task.examples)
-            solved = [solved_text(problem, self.task.format) for problem in some]
-            pairs = demonstrate(list(zip(prompts, solved, strict=True)), self.tokenizer)
-            long = max(sum(map(len, pair)) for pair in pairs)
-            pad = self.tokenizer.pad_token_id
-            names = ("input_ids", "attention_mask", "at", "targets", "problem")
-
-            rows: dict[str, list] = {name: [] for name in names}
-            for k, (prompt, completion) in enumerate(pairs):
-                used = len(prompt) + len(completion)
-                rows["input_ids"].append([*prompt, *completion, *[pad] * (long - used)])
-                rows["attention_mask"].append([1] * used + [0] * (long - used))
-                first = k * long + len(prompt) - 1
-                rows["at"] += range(first, first + len(completion))
-                rows["targets"] += completion
-                rows["problem"] += [k] * len(completion)
-
-            made.append({k: torch.tensor(v, device=self.device) for k, v in rows.items()})
-
+        for first in range(0, len(problems), size):
+            some = problems[first : first + size]
+            made.append(make_lesson(some, self.task, self.task_config, self.tokenizer, self.device))
         return made
 
-    def lessons(self, seed: int, steps: int) -> list[dict[str, Any]]:
+    def lessons(self, seed: int, steps: int) -> list[Lesson]:
         """The training batches of a seed."""
-        if (seed, steps) not in self.read:
+        if (seed, steps) not in self.known:
             order = list(range(len(self.task.train)))
             random.Random(f"finetuning {seed}").shuffle(order)
             size = self.given.batch
-            self.read[seed, steps] = self.batches(self.task.train, size, order[: size * steps])
+            chosen = [self.task.train[k] for k in order[: size * steps]]
+            self.known[seed, steps] = self.batches(chosen, size)
+        return self.known[seed, steps]
 
-        return self.read[seed, steps]
-
+    @torch.no_grad()
     def measure(self, model: Any) -> dict[str, float]:
         """Held-out loss, share of problems whose solution greedy decoding would write exactly,
         forward KL from the starting model on the same tokens, and the nll of general text."""
-        import torch
+        total = 0.0
+        kl = 0.0
+        right = 0
+        tokens = 0
+        problems = 0
 
-        from mesotron.probes.forgetting import text_nll
-
-        total = right = tokens = problems = kl = 0.0
-        with torch.no_grad(), self.autocast():
-            for batch in self.held_out:
-                logp = self.logits(model, batch).float().log_softmax(-1)
-                start = self.logits(self.model, batch).float().log_softmax(-1)
-                targets = batch["targets"]
-                size = len(batch["input_ids"])
-                total -= logp.gather(1, targets[:, None]).sum().item()
-                wrong = (logp.argmax(-1) != targets).float()
-                missed = torch.zeros(size, device=wrong.device).index_add(
-                    0, batch["problem"], wrong
-                )
-                right += (missed == 0).sum().item()
+        with self.autocast():
+            for lesson in self.held_out:
+                logp = logits_of(model, lesson).float().log_softmax(-1)  # [N, V]
+                start = logits_of(self.model, lesson).float().log_softmax(-1)
+                total -= logp.gather(1, lesson.targets[:, None]).sum().item()
                 kl += (start.exp() * (start - logp)).sum().item()
-                tokens += len(targets)
-                problems += size
+
+                wrong = (logp.argmax(-1) != lesson.targets).float()
+                missed = torch.zeros(len(lesson.ids), device=wrong.device)  # [B]
+                missed.index_add_(0, lesson.problem, wrong)
+                right += int((missed == 0).sum())
+                tokens += len(lesson.targets)
+                problems += len(lesson.ids)
 
             nll = text_nll(model, self.blocks)
 
@@ -163,36 +132,23 @@ class Base:
             "nll": nll,
         }
 
-    def logits(self, model: Any, batch: dict[str, Any]) -> Any:
-        """Of the tokens of the completions, [tokens, vocabulary]."""
-        net = model.get_base_model() if hasattr(model, "get_base_model") else model
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        hidden = net.model(**inputs, use_cache=False).last_hidden_state
-
-        return net.lm_head(hidden.flatten(0, 1)[batch["at"]])
-
     def autocast(self) -> Any:
-        import torch
-
         return torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+def logits_of(model: Any, lesson: Lesson) -> torch.Tensor:
+    with_adapter = hasattr(model, "get_base_model")
+    return lesson.logits(model.get_base_model() if with_adapter else model)
 
 
 @cache
 def base_of(folder: str, device: str, held_out: int, batch: int) -> Base:
-    names = {
-        "folder": folder,
-        "device": device,
-        "held_out": held_out,
-        "batch": batch,
-    }
-    return Base(argparse.Namespace(**names))
+    given = argparse.Namespace(folder=folder, device=device, held_out=held_out, batch=batch)
+    return Base(given)
 
 
 def trainable_model(base: Base, cell: Cell) -> Any:
     """A copy of the start whose linear layers train, by LoRA or themselves."""
-    import torch
-    from torch import nn
-
     model = copy.deepcopy(base.model)
     torch.manual_seed(cell["seed"])
 
@@ -209,64 +165,64 @@ def trainable_model(base: Base, cell: Cell) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:
             module.weight.requires_grad_(True)
-
     return model
 
 
 def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
-    import torch
-
-    from mesotron.optim import BUILDERS
-    from mesotron.optim.clipping import clip_gradients
-
+    """Train on solved problems and measure; None if time was up."""
     began = time.time()
     base = base_of(given.folder, given.device, given.held_out, given.batch)
     model = trainable_model(base, cell)
     model.train()
+
     name, options = options_of(cell)
     optimizer = BUILDERS[name](model, cell["rate"], **options)
     steps = given.steps
-    warm = max(1, given.steps // 10)
-
+    warm = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda k: min((k + 1) / warm, (steps - k) / (steps - warm + 1))
     )
-    for step, batch in enumerate(base.lessons(cell["seed"], steps)):
-        with base.autocast():
-            logits = base.logits(model, batch)
 
-        loss = torch.nn.functional.cross_entropy(logits.float(), batch["targets"])
+    for step, lesson in enumerate(base.lessons(cell["seed"], steps)):
+        with base.autocast():
+            logits = logits_of(model, lesson)
+        loss = cross_entropy(logits.float(), lesson.targets)
         loss.backward()
+
         clip_gradients(optimizer, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+
         if time.time() > deadline + GRACE / 2:
             return None
         if step % 20 == 0 and not math.isfinite(loss.item()):
             break
 
     stats = optimizer.stats()
-    found = base.measure(model) | distances(model, base.model)
-    found["forgetting"] = found["nll"] - base.before["nll"]
-    found["leash"] = max((x for k, x in stats.items() if k.endswith("/distance")), default=None)
+    leashes = [value for key, value in stats.items() if key.endswith("/distance")]
+    found = base.measure(model)
+    return cell | {
+        **found,
+        "moved": distance(model, base.model),
+        "forgetting": found["nll"] - base.before["nll"],
+        "leash": max(leashes, default=None),
+        "before": base.before,
+        "seconds": time.time() - began,
+    }
 
-    return cell | found | {"before": base.before, "seconds": time.time() - began}
 
-
-def distances(model: Any, start: Any) -> dict[str, float]:
+@torch.no_grad()
+def distance(model: Any, start: Any) -> float:
     """The Frobenius distance to the start over the start's norm, all trained matrices together."""
-    import torch
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
 
-    moved = size = 0.0
-    with torch.no_grad():
-        if hasattr(model, "merge_and_unload"):
-            model = model.merge_and_unload()
-
-        first = dict(start.named_parameters())
-        for name, p in model.named_parameters():
-            if p.ndim == 2 and "embed" not in name and "lm_head" not in name:
-                moved += (p - first[name]).square().sum().item()
-                size += first[name].square().sum().item()
-
-    return {"moved": (moved / max(size, 1e-30)) ** 0.5}
+    first = dict(start.named_parameters())
+    moved = 0.0
+    size = 0.0
+    for name, p in model.named_parameters():
+        if p.ndim == 2 and "embed" not in name and "lm_head" not in name:
+            moved += (p - first[name]).square().sum().item()
+            size += first[name].square().sum().item()
+    return (moved / max(size, 1e-30)) ** 0.5

@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import platform
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks._lib.crew import work_through
+from benchmarks._lib.crew import Cells, Crew, Done, say_with_seconds, work_through
 from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json
 from benchmarks.smollm2.place import model_folder
@@ -27,192 +26,122 @@ from benchmarks.smollm2.worker import GRACE
 def main() -> None:
     given = read_arguments()
     began = time.time()
-    given.state.mkdir(parents=True, exist_ok=True)
-    given.out.mkdir(parents=True, exist_ok=True)
-
-    def say(sentence: str) -> None:
-        print(f"[{time.time() - began:5.0f} s] {sentence}", flush=True)
+    say = say_with_seconds()
+    for folder in (given.state, given.out):
+        folder.mkdir(parents=True, exist_ok=True)
 
     given.folder = str(model_folder(given))
-    cells = Cells(given, say)
-    say(f"{given.folder}; {len(cells.done)} cells are there already, {cells.left()} to go")
+    path = given.out / "results.json"
+    done, seconds = read_cells([*given.cells, path], given.state)
+    cells = Cells(
+        lambda done: plan(given, done),
+        key_of,
+        done=done,
+        keep=lambda key, cell: write(cells, given, path, began - seconds),
+        describe=describe,
+        say=say,
+    )
+    crew = Crew(
+        target="benchmarks.smollm2.worker:run_cell",
+        settings=vars(given),
+        num_workers=given.workers,
+        deadline=began + given.seconds,
+        grace=GRACE,
+        threads=given.threads,
+        log=given.state / "workers.log",
+    )
 
-    shares = given.device == "cuda" and given.workers > 1
+    say(f"{given.folder}; {len(done)} cells are there already, {cells.num_left()} to go")
     try:
-        side_by_side = mps(given.state, say) if shares else nullcontext()
-        with side_by_side, (given.state / "workers.log").open("ab") as log:
-            work_through(
-                "benchmarks.smollm2.worker:run_cell",
-                vars(given),
-                cells.following,
-                cells.take,
-                key_of,
-                num_workers=given.workers,
-                deadline=began + given.seconds,
-                grace=GRACE,
-                threads=given.threads,
-                log=log,
-            )
+        with mps(given.state, say, wanted=given.device == "cuda" and given.workers > 1):
+            work_through(cells, crew)
     finally:
-        cells.write()
-        say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")
+        write(cells, given, path, began - seconds)
+        say(f"{len(cells.done)} cells in {path}; {cells.num_left()} to go")
 
 
-def read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, default=Path("/tmp/smollm2"))
-
-    parser.add_argument(
-        "--cells",
-        type=Path,
-        nargs="*",
-        default=[],
-        help="results to go on from",
-    )
-
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=PARTS,
-        default=["levers"],
-    )
-
-    parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="of each worker",
-    )
-
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--set",
-        nargs="*",
-        default=[],
-        help="NAME=VALUE settings of every run",
-    )
-
-    parser.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")
-    parser.add_argument("--micro-batch", type=int, default=256)
-    parser.add_argument("--spectrum-steps", type=int, default=60)
-
-    parser.add_argument(
-        "--final-steps",
-        type=int,
-        default=120,
-        help="of a lever",
-    )
-
-    parser.add_argument(
-        "--levers",
-        nargs="*",
-        default=[],
-        help="some of the levers; all if none",
-    )
-
-    parser.add_argument(
-        "--lever-seeds",
-        type=int,
-        nargs="+",
-        default=[1, 2],
-    )
-
-    parser.add_argument("--map-rollouts", type=int, default=40)
-    parser.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
-    parser.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
-    parser.add_argument("--gsm8k-steps", type=int, default=40)
-
-    return parser.parse_args()
+def read_cells(files: Sequence[Path], state: Path) -> tuple[Done, float]:
+    """The finished cells of earlier calls, and the seconds of the longest."""
+    done: Done = {}
+    seconds = 0.0
+    for file in files:
+        if file.exists():
+            found = read_json(file)
+            seconds = max(seconds, found["seconds"])
+            done |= {key_of(cell): cell for cell in found["cells"] if is_usable(cell, state)}
+    return done, seconds
 
 
-class Cells:
-    """What is finished, on disk as it comes, and what comes next."""
+def is_usable(cell: Cell, state: Path) -> bool:
+    """A warm start is of use where its model is."""
+    if cell.get("stage") == "warm":
+        return (warm_folder(state, cell["part"]) / "config.json").exists()
+    return True
 
-    def __init__(self, given: argparse.Namespace, say: Any) -> None:
-        self.given = given
-        self.say = say
-        self.path = given.out / "results.json"
-        self.done: dict[str, Cell] = {}
-        self.failed: dict[str, str] = {}
-        self.seconds = 0.0
-        self.began = time.time()
 
-        for file in (*given.cells, self.path):
-            if file.exists():
-                found = read_json(file)
-                self.done |= {key_of(cell): cell for cell in found["cells"] if self.usable(cell)}
-                self.seconds = max(self.seconds, found["seconds"])
+def write(cells: Cells, given: argparse.Namespace, path: Path, began: float) -> None:
+    """All that is finished, in one file."""
+    settings = {}
+    for name, value in vars(given).items():
+        settings[name] = str(value) if isinstance(value, Path) else value
 
-    def usable(self, cell: Cell) -> bool:
-        """A warm start is of use where its model is."""
-        if cell.get("stage") == "warm":
-            return (warm_folder(self.given.state, cell["part"]) / "config.json").exists()
-        return True
-
-    def following(self, busy: set[str]) -> Cell | None:
-        """The next cell that is neither done nor running."""
-        for cell in plan(self.given, self.done):
-            key = key_of(cell)
-            if key not in self.done and key not in busy and key not in self.failed:
-                return cell
-
-        return None
-
-    def left(self) -> int:
-        return sum(key_of(cell) not in self.done for cell in plan(self.given, self.done))
-
-    def take(self, key: str, cell: Cell | None, error: str) -> None:
-        """Keep a finished cell; note one that failed."""
-        if error:
-            self.failed[key] = error
-            self.say(f"FAILED {key}: {error.strip().splitlines()[-1]}")
-        elif cell is not None:
-            self.done[key] = cell
-            self.say(f"{key}: {describe(cell)}")
-
-        self.write()
-
-    def write(self) -> None:
-        known = {key: str(x) if isinstance(x, Path) else x for key, x in vars(self.given).items()}
-        known["cells"] = []
-        record = {
-            "settings": known,
-            "machine": describe_machine(self.given.device),
-            "seconds": self.seconds + time.time() - self.began,
-            "cells": list(self.done.values()),
-            "failed": self.failed,
-        }
-
-        write_json(record, self.path)
+    record = {
+        "settings": settings | {"cells": []},
+        "machine": describe_machine(given.device),
+        "seconds": time.time() - began,
+        "cells": list(cells.done.values()),
+        "failed": cells.failed,
+    }
+    write_json(record, path)
 
 
 def describe(cell: Cell) -> str:
     """A finished cell in a line."""
-    words = [f"in {cell['seconds']:.0f} s"]
+    took = f"in {cell['seconds']:.0f} s"
     if "solved" in cell:
-        words = [f"{accuracy(cell):.3f}", f"{cell['health'][0]}", *words]
-        words.append(f"{cell['step_seconds'] or 0:.2f} s a step, {cell['steps_done']} steps")
-    elif cell.get("accuracy") is not None:
-        words = [f"{cell['accuracy']:.3f}", *words]
+        pace = f"{cell['step_seconds'] or 0:.2f} s a step, {cell['steps_done']} steps"
+        return f"{accuracy(cell):.3f} {cell['health'][0]} {took} {pace}"
 
-    return " ".join(words)
+    if cell.get("accuracy") is not None:
+        return f"{cell['accuracy']:.3f} {took}"
+    return took
 
 
 def describe_machine(device: str) -> dict[str, str]:
     import torch
     import transformers
 
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-
     return {
-        "device": name,
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", required=True, help="a folder, or 'random' for a stand-in")
+    add("--out", type=Path, required=True)
+    add("--state", type=Path, default=Path("/tmp/smollm2"))
+    add("--cells", type=Path, nargs="*", default=[], help="results to go on from")
+    add("--parts", nargs="+", choices=PARTS, default=["levers"])
+    add("--seconds", type=float, default=500)
+    add("--workers", type=int, default=6)
+    add("--threads", type=int, default=1, help="of each worker")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
+    add("--plain", action="store_true", help="graphs alone, nothing shared")
+    add("--micro-batch", type=int, default=256)
+    add("--spectrum-steps", type=int, default=60)
+    add("--final-steps", type=int, default=120, help="of a lever")
+    add("--levers", nargs="*", default=[], help="some of the levers; all if none")
+    add("--lever-seeds", type=int, nargs="+", default=[1, 2])
+    add("--map-rollouts", type=int, default=40)
+    add("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
+    add("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
+    add("--gsm8k-steps", type=int, default=40)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

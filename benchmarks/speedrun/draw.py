@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import matplotlib
 
@@ -17,7 +18,8 @@ from matplotlib import pyplot
 
 from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
-from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET, key_of, shape_of, table
+from benchmarks._lib.rows import Row, by_key, where
+from benchmarks.speedrun.protocol import CONSECUTIVE, TARGET, key_of, report, seconds_at, shape_of
 
 HERE = Path(__file__).parent
 LEVELS = (0.5, 0.75)
@@ -28,66 +30,70 @@ SHOWN = {
 }
 
 
-def seconds_to(level: float, seconds: Sequence[float], scores: Sequence[float]) -> float:
-    """The first of `CONSECUTIVE` evaluations at or above a level, as for the target."""
-    ends = range(len(scores) - CONSECUTIVE + 1)
-    reached = (k for k in ends if min(scores[k : k + CONSECUTIVE]) >= level)
-    return next((seconds[k] for k in reached), math.inf)
+Curve = tuple[list[float], list[float]]  # seconds and accuracies
 
 
 def main() -> None:
     runs = read_json(HERE / "report.json.gz")
-    [pace] = [row for row in read_json(HERE / "paces.json") if row["code"] == PACE]
+    (pace,) = where(read_json(HERE / "paces.json"), code=PACE)
     paces = {shape_of(name): pace[arm] for name, (_, _, arm) in SHOWN.items()}
-    print(table({key_of(run): run for run in runs if not run.get("alone")}, paces))
+    print(report(by_key(where(runs, alone=None), key_of), paces))
 
     figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
     for name, (label, color, arm) in SHOWN.items():
-        first, later = pace[arm]
-        reported = [run for run in runs if run["name"] == name and run["use"] == "reporting"]
-        for repeat in (False, True):
-            chosen = [run for run in reported if run.get("alone", False) == repeat]
-            curves = []
-            for k, run in enumerate(chosen):
-                steps, scores = zip(*(row[:2] for row in run["curve"]))
-                seconds = [first + (step - 1) * later if step else 0.0 for step in steps]
-                if repeat:
-                    seconds = [row[2] for row in run["curve"]]
+        reported = where(runs, name=name, use="reporting")
+        alone = where(reported, alone=True)
+        others = where(reported, alone=None)
 
-                curves.append((seconds, scores))
-                note = ", again by the clock" if repeat else f", {len(chosen)} fresh seeds"
-                axis.plot(
-                    seconds,
-                    scores,
-                    color,
-                    ls="--" if repeat else "-",
-                    lw=1,
-                    label=None if k else label + note,
-                )
+        at_pace = [curve_at(run, pace[arm]) for run in others]
+        note = f"{label}, {len(others)} fresh seeds"
+        draw(axis, at_pace, color, "-", note)
+        print_times(label, at_pace)
 
-                axis.plot(
-                    seconds[-1],
-                    scores[-1],
-                    "o",
-                    color=color,
-                    ms=3,
-                )
-
-            for level in LEVELS if curves else ():
-                times = [seconds_to(level, *curve) for curve in curves]
-                print(f"{label}, {len(chosen)} runs: {level:g} after {median(times):.0f} s")
+        by_clock = [curve_by_clock(run) for run in alone]
+        draw(axis, by_clock, color, "--", f"{label}, again by the clock")
+        print_times(label, by_clock)
 
     axis.axhline(TARGET, color="gray", lw=1, ls=":")
-    axis.set(
-        xlabel="seconds of training on one H200",
-        ylabel="greedy accuracy, 512 problems",
-        xlim=(0, None),
-        ylim=(0, 1),
-    )
-
+    axis.set(xlabel="seconds of training on one H200", ylabel="greedy accuracy, 512 problems")
+    axis.set(xlim=(0, None), ylim=(0, 1))
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
     save_picture(figure, HERE / "report.png", dpi=100)
+
+
+def curve_at(run: Row, pace: Sequence[float]) -> Curve:
+    """Accuracies at the seconds that the steps take at a pace."""
+    steps = [point[0] for point in run["curve"]]
+    seconds = [seconds_at(step, pace) if step else 0.0 for step in steps]
+    return seconds, [point[1] for point in run["curve"]]
+
+
+def curve_by_clock(run: Row) -> Curve:
+    seconds = [point[2] for point in run["curve"]]
+    return seconds, [point[1] for point in run["curve"]]
+
+
+def draw(axis: Any, curves: list[Curve], color: str, style: str, label: str) -> None:
+    """A line for each run with a dot at its end; the first has the label."""
+    for k, (seconds, scores) in enumerate(curves):
+        axis.plot(seconds, scores, color, ls=style, lw=1, label=None if k else label)
+        axis.plot(seconds[-1], scores[-1], "o", color=color, ms=3)
+
+
+def print_times(label: str, curves: list[Curve]) -> None:
+    """The median time to lower accuracies."""
+    for level in LEVELS if curves else ():
+        times = [seconds_to(level, *curve) for curve in curves]
+        print(f"{label}, {len(curves)} runs: {level:g} after {median(times):.0f} s")
+
+
+def seconds_to(level: float, seconds: Sequence[float], scores: Sequence[float]) -> float:
+    """The first of `CONSECUTIVE` evaluations at or above a level, as for the target."""
+    for k in range(len(scores) - CONSECUTIVE + 1):
+        if min(scores[k : k + CONSECUTIVE]) >= level:
+            return seconds[k]
+    return math.inf
 
 
 if __name__ == "__main__":

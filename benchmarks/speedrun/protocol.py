@@ -17,20 +17,20 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks._lib.crew import work_through
+from benchmarks._lib.crew import Cells, Crew, work_through
 from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import by_key, table, values, where
 from benchmarks.speedrun.children import Children, Row
 from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.tournament.__main__ import protocol_commit
 
 Done = dict[str, Row]
+Pace = Sequence[float]  # seconds of the first step and of a later one
 # Rounds of an arm's search: seeds that are added, and how many configurations stay.
 SEARCH = {
     "ours": ((range(110, 115), 1),),
@@ -49,6 +49,7 @@ PACE_STEPS = 30
 FREE = ("optim.lr", "steps", "objective.entropy_bonus", "average")
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
 GRACE = 60.0
+RESAMPLES = 10_000
 FEWEST = 3  # arrivals of a baseline whose median counts; below, the ends of its schedules
 
 
@@ -62,32 +63,31 @@ def make(use: str, arm: str, name: str, seed: int) -> Row:
 
 def shape_of(name: str) -> str:
     """What a step's time depends on: everything but the numbers in `FREE`."""
-    own = {key: value for key, value in NAMES[name].items() if key not in FREE}
-    return json.dumps([name.split("_")[0], sorted((key, str(value)) for key, value in own.items())])
+    own = {key: str(value) for key, value in NAMES[name].items() if key not in FREE}
+    return json.dumps([name.split("_")[0], sorted(own.items())])
 
 
 def rank(name: str, seeds: Sequence[int], done: Done) -> tuple[float, float, float] | None:
     """The better, the smaller: seeds not arrived, median time, minus the final accuracy. None
     before all seeds are there."""
-    cells = [done.get(key_of(make("tuning", "", name, seed))) for seed in seeds]
-    found = [cell for cell in cells if cell is not None]
-    if len(found) < len(seeds):
+    keys = [key_of(make("tuning", "", name, seed)) for seed in seeds]
+    cells = [done[key] for key in keys if key in done]
+    if len(cells) < len(seeds):
         return None
 
-    times = [cell["seconds_to_target"] or math.inf for cell in found]
-    last = median(cell["last"] for cell in found)
-
-    return times.count(math.inf), median(times), -last
+    times = [cell["seconds_to_target"] or math.inf for cell in cells]
+    return times.count(math.inf), median(times), -median(values(cells, "last"))
 
 
 def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) -> list[str]:
     """The best configurations; empty before all are there."""
-    ranks = {name: rank(name, seeds, done) for name in names}
-    known = {name: value for name, value in ranks.items() if value is not None}
-    if len(known) < len(names):
-        return []
-
-    return sorted(known, key=known.__getitem__)[:count]
+    ranks = {}
+    for name in names:
+        place = rank(name, seeds, done)
+        if place is None:
+            return []
+        ranks[name] = place
+    return sorted(ranks, key=ranks.__getitem__)[:count]
 
 
 def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
@@ -95,19 +95,29 @@ def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
     reports only what arrived on all tuning seeds."""
     for arm in arms:
         names = list(ARMS[arm])
-        seeds = tuple[int, ...]()
+        seeds: list[int] = []
         for more, stay in SEARCH[arm]:
-            yield from (make("tuning", arm, name, seed) for seed in more for name in names)
-            seeds += tuple(more)
+            for seed in more:
+                for name in names:
+                    yield make("tuning", arm, name, seed)
+            seeds += more
             names = best_of(names, seeds, done, stay)
 
         if arm == "ours":
             if not names:
                 return
-            names = [name for name in names if (rank(name, seeds, done) or (1,))[0] == 0]
+            names = [name for name in names if has_arrived(name, seeds, done)]
 
-        names = [name for name in names if name in REPORTED[arm]]
-        yield from (make("reporting", arm, name, s) for name in names for s in REPORTING_SEEDS[arm])
+        for name in names:
+            if name in REPORTED[arm]:
+                for seed in REPORTING_SEEDS[arm]:
+                    yield make("reporting", arm, name, seed)
+
+
+def has_arrived(name: str, seeds: Sequence[int], done: Done) -> bool:
+    """Whether a configuration reached the target on all of these seeds."""
+    place = rank(name, seeds, done)
+    return place is not None and place[0] == 0
 
 
 def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
@@ -116,9 +126,9 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
     from benchmarks.speedrun.racing import race
 
     first, later = settings["paces"][shape_of(cell["name"])]
-    twin = cell["arm"] == "trl" and cell["use"] != "reporting"
-    name = cell["name"].replace("stock", "twin") if twin else cell["name"]
-    every = EVERY_STEPS_OF_TWINS if twin else EVERY_STEPS
+    is_twin = cell["arm"] == "trl" and cell["use"] != "reporting"
+    name = cell["name"].replace("stock", "twin") if is_twin else cell["name"]
+    every = EVERY_STEPS_OF_TWINS if is_twin else EVERY_STEPS
 
     given = rules(settings) | {"pace": (first, later), "every": every * later}
     if cell["arm"] == "trl" and not settings["small"]:  # so that several fit into memory
@@ -126,19 +136,12 @@ def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
 
     with tempfile.TemporaryDirectory() as folder:
         left = deadline + GRACE / 2 - time.time()
-        row = race(
-            name,
-            cell["seed"],
-            Path(folder),
-            left,
-            given,
-        )
+        row = race(name, cell["seed"], Path(folder), left, given)
 
-    row |= cell | {"twin": twin}
+    row |= cell | {"twin": is_twin}
     if row["cut_short"]:  # by the end of the window: to be looked at, not counted
         write_json(row, Path(settings["out"]) / "cut" / f"{key_of(cell)}.json")
         return None
-
     return row | {"protocol": settings["protocol"], "pace": [first, later]}
 
 
@@ -155,22 +158,25 @@ def rules(settings: Row) -> Row:
     }
 
 
-def measure_paces(given: argparse.Namespace, names: Sequence[str], paces: dict[str, Any]) -> None:
+def measure_paces(given: argparse.Namespace) -> None:
     """Seconds of the first and of a later step of each shape, alone on the GPU."""
+    settings = rules(vars(given))
     with Children("benchmarks.speedrun.protocol:pace") as children:
-        for name in names:
-            if shape_of(name) not in paces and time.time() < given.deadline:
-                settings = rules(vars(given))
+        for arm in given.arms:
+            for name in ARMS[arm]:
+                shape = shape_of(name)
+                if shape in given.paces or time.time() >= given.deadline:
+                    continue
+
                 with tempfile.TemporaryDirectory() as folder:
                     row = children.run(Path(folder), 240, name=name, settings=settings)
-
                 if "failed" in row:
                     print(f"no pace of {name}: {row['failed'][-600:]}", flush=True)
                     continue
 
-                paces[shape_of(name)] = [row["first_step_s"], row["settled_step_s"]]
-                write_json(paces, given.out / "paces.json")
-                print(name, paces[shape_of(name)], flush=True)
+                given.paces[shape] = [row["first_step_s"], row["settled_step_s"]]
+                write_json(given.paces, given.out / "paces.json")
+                print(name, given.paces[shape], flush=True)
 
 
 def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
@@ -180,213 +186,202 @@ def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
     from benchmarks.speedrun.contenders import Contestant, make_config
     from benchmarks.speedrun.racing import Clock
 
-    config = make_config(
-        name,
-        PACE_SEED,
-        settings["model"],
-        settings["small"],
-        [*settings["common"], "task.num_eval=8"],
-    )
-
-    contestant = Contestant(name, config, folder / "run")
-    clock = Clock(
-        contestant,
-        math.inf,
-        2.0,
-        math.inf,
-        time.perf_counter() + seconds,
-    )
-
     class End(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop |= state.global_step >= PACE_STEPS
 
+    common = [*settings["common"], "task.num_eval=8"]
+    config = make_config(name, PACE_SEED, settings["model"], settings["small"], common)
+    contestant = Contestant(name, config, folder / "run")
+    deadline = time.perf_counter() + seconds
+    clock = Clock(contestant, every=math.inf, target=2.0, seconds=math.inf, deadline=deadline)
+
     contestant.trainer.add_callback(clock)
     contestant.trainer.add_callback(End())
     contestant.trainer.train()
-
     return clock.row()
 
 
 def run_alone(given: argparse.Namespace, done: Done) -> None:
     """Three reporting seeds of ours with a real clock."""
-    cells = [cell for cell in plan(["ours"], done) if cell["seed"] in ALONE_SEEDS]
     with Children("benchmarks.speedrun.racing:race") as children:
-        for cell in cells:
+        for cell in plan(["ours"], done):
             path = given.out / "cells" / f"alone-{key_of(cell)}.json"
-            left = given.deadline
-            if path.exists() or time.time() > left:
+            left = given.deadline - time.time()
+            if cell["seed"] not in ALONE_SEEDS or path.exists() or left < 0:
                 continue
 
-            first, later = given.paces[shape_of(cell["name"])]
-            settings = rules(vars(given)) | {"every": EVERY_STEPS * later}
+            pace = given.paces[shape_of(cell["name"])]
+            settings = rules(vars(given)) | {"every": EVERY_STEPS * pace[1]}
+            race = {"name": cell["name"], "seed": cell["seed"], "given": settings}
             with tempfile.TemporaryDirectory() as folder:
-                row = children.run(
-                    Path(folder),
-                    left - time.time(),
-                    name=cell["name"],
-                    seed=cell["seed"],
-                    given=settings,
-                )
+                row = children.run(Path(folder), left, **race)
 
             if "failed" not in row and not row["cut_short"]:
-                row |= cell | {
-                    "alone": True,
-                    "protocol": given.protocol,
-                    "pace": [first, later],
-                }
+                more = {"alone": True, "protocol": given.protocol, "pace": list(pace)}
+                row |= cell | more
                 write_json(row, path)
-
             print(path.stem, row.get("seconds_to_target"), row.get("failed", "")[-300:], flush=True)
 
 
-def seconds_of(cell: Row, pace: Sequence[float], reached: bool = True) -> float:
-    """A run's time to the target at another pace; to its end if it is not `reached`."""
+def seconds_of(cell: Row, pace: Pace) -> float:
+    """A run's time to the target at another pace."""
     seconds = cell["seconds_to_target"]
-    if seconds is None and reached:
+    if seconds is None:
         return math.inf
 
     first, later = cell["pace"]
-    steps = cell["steps"] if seconds is None else 1 + round((seconds - first) / later)
-
-    return pace[0] + (steps - 1) * pace[1]
+    return seconds_at(1 + round((seconds - first) / later), pace)
 
 
-def table(done: Done, paces: dict[str, Any]) -> str:
+def seconds_at(steps: int, pace: Pace) -> float:
+    first, later = pace
+    return first + (steps - 1) * later
+
+
+def report(done: Done, paces: dict[str, Any]) -> str:
     """The reported runs, and the ratio of medians with its bootstrap interval."""
-    lines = ["| arm | configuration | arrived | median s | each |", "|---" * 5 + "|"]
+    rows = []
     times: dict[str, list[float]] = {}
     for arm in ARMS:
-        reports = [cell for cell in done.values() if cell["use"] == "reporting"]
-        each_name = ([c for c in reports if c["name"] == name] for name in REPORTED[arm])
-        cells = next(filter(None, each_name), [])
+        cells = reports_of(arm, done)
         if not cells:
-            return "\n".join(lines)
+            continue
 
         pace = paces[shape_of(cells[0]["name"])]
         each = [seconds_of(cell, pace) for cell in cells]
-        arrived = [t for t in each if math.isfinite(t)]
-        shown = ", ".join("-" if math.isinf(t) else f"{t:.0f}" for t in each)
+        arrived = [seconds for seconds in each if math.isfinite(seconds)]
+        shown = ", ".join(f"{t:.0f}" if math.isfinite(t) else "-" for t in each)
+        counted = f"{len(arrived)} of {len(cells)}"
+        rows.append([arm, cells[0]["name"], counted, f"{median(each):.1f}", shown])
 
-        lines.append(
-            f"| {arm} | {cells[0]['name']} | {len(arrived)} of {len(cells)} | "
-            f"{median(each):.1f} | {shown} |"
-        )
-        if arm == "trl" and len(arrived) < FEWEST:
-            arrived = [seconds_of(cell, pace, reached=False) for cell in cells]
+        times[arm] = each
+        if arm == "trl":  # one that rarely arrives counts to the end of its schedule
+            ends = [seconds_at(cell["steps"], pace) for cell in cells]
+            times[arm] = ends if len(arrived) < FEWEST else arrived
 
-        times[arm] = each if arm == "ours" else arrived
+    shown = table(["arm", "configuration", "arrived", "median s", "each"], rows)
+    return f"{shown}\n{ratio(**times)}" if len(times) == len(ARMS) else shown
 
-    rng, (ours, trl) = random.Random(0), times.values()
-    drawn = sorted(
-        median(rng.choices(ours, k=len(ours))) / median(rng.choices(trl, k=len(trl)))
-        for _ in range(10_000)
-    )
 
-    ratio = median(ours) / median(trl)
-    return "\n".join([*lines, f"\nours / trl: {ratio:.3f} [{drawn[250]:.3f}, {drawn[9749]:.3f}]"])
+def reports_of(arm: str, done: Done) -> list[Row]:
+    """The reported runs of the first configuration of an arm that has some."""
+    reports = where(done.values(), use="reporting")
+    for name in REPORTED[arm]:
+        cells = where(reports, name=name)
+        if cells:
+            return cells
+    return []
+
+
+def ratio(ours: list[float], trl: list[float]) -> str:
+    """The ratio of medians, with a 95% interval by resampling both."""
+    rng = random.Random(0)
+    drawn = []
+    for _ in range(RESAMPLES):
+        one = median(rng.choices(ours, k=len(ours)))
+        drawn.append(one / median(rng.choices(trl, k=len(trl))))
+
+    drawn.sort()
+    low = drawn[RESAMPLES // 40]
+    high = drawn[RESAMPLES - RESAMPLES // 40 - 1]
+    return f"ours / trl: {median(ours) / median(trl):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--cells",
-        type=Path,
-        nargs="*",
-        default=[],
-        help="files of earlier runs",
-    )
-
-    parser.add_argument(
-        "--arms",
-        nargs="+",
-        choices=ARMS,
-        default=list(ARMS),
-    )
-
-    parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument("--workers", type=int, default=10)
-    parser.add_argument(
-        "--ahead",
-        nargs="*",
-        default=[],
-        help="NAME-SEED: TRL's tuning runs that free workers make before their round",
-    )
-
-    parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
-    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
-    parser.add_argument("--alone", action="store_true", help="only: ours with a real clock")
-    parser.add_argument("--show", action="store_true", help="only: print the table")
-    parser.add_argument("--small", action="store_true", help="a random model, on a CPU")
-    given = parser.parse_args()
+    given = read_arguments()
     given.deadline = time.time() + 60 * given.minutes
     given.protocol = given.protocol or ("" if given.show else protocol_commit())
-
     for folder in ("cells", "cut"):
         (given.out / folder).mkdir(parents=True, exist_ok=True)
 
-    done: Done = {}
-    for path in (*given.cells, *sorted((given.out / "cells").glob("*.json"))):
-        read = read_json(path)
-        cells = read if isinstance(read, list) else [read]
-        done |= {
-            key_of(cell): cell
-            for cell in cells
-            if not cell.get("alone") and not cell.get("cut_short")
-        }
-
+    done = read_cells([*given.cells, *sorted((given.out / "cells").glob("*.json"))])
     file = given.out / "paces.json"
     given.paces = read_json(file) if file.exists() else {}
+
     if given.show:
-        return print(table(done, given.paces))
-    if given.alone:
-        return run_alone(given, done)
+        print(report(done, given.paces))
+    elif given.alone:
+        run_alone(given, done)
+    else:
+        measure_paces(given)
+        run_together(given, done)
 
-    names = [name for arm in given.arms for name in ARMS[arm]]
-    measure_paces(given, names, given.paces)
-    failed: dict[str, int] = {}
 
-    def following(busy: set[str]) -> Row | None:
-        taken = {*done, *busy, *(key for key, times in failed.items() if times > 1)}
-        names = (key.rpartition("-") for key in given.ahead)
-        ahead = (make("tuning", "trl", name, int(seed)) for name, _, seed in names)
-        cells = (cell for cell in chain(plan(given.arms, done), ahead) if key_of(cell) not in taken)
+def read_cells(files: Sequence[Path]) -> Done:
+    """Runs that count: neither cut short by the end of a window nor repeated alone."""
+    done: Done = {}
+    for path in files:
+        found = read_json(path)
+        cells = found if isinstance(found, list) else [found]
+        counted = [cell for cell in cells if not cell.get("alone") and not cell.get("cut_short")]
+        done |= by_key(counted, key_of)
+    return done
 
-        return next((cell for cell in cells if shape_of(cell["name"]) in given.paces), None)
 
-    def take(key: str, cell: Row | None, error: str) -> None:
-        if error:
-            failed[key] = failed.get(key, 0) + 1
-            print(f"FAILED {key}: {error.strip().splitlines()[-1]}", flush=True)
-        elif cell is not None:
-            done[key] = cell
-            write_json(cell, given.out / "cells" / f"{key}.json")
-            reached = cell["seconds_to_target"]
-            arrived = "not reached" if reached is None else f"{reached:.1f} s"
-            print(f"{key}: {arrived}, best {cell['best']:.3f}, {cell['steps']} steps", flush=True)
+def run_together(given: argparse.Namespace, done: Done) -> None:
+    """Search and report, several runs at once, their steps counted at the measured pace."""
+    folder = given.out / "cells"
+    ahead = []
+    for key in given.ahead:
+        name, _, seed = key.rpartition("-")
+        ahead.append(make("tuning", "trl", name, int(seed)))
 
-    settings = vars(given) | {"out": str(given.out)}
-    with (
-        nullcontext() if given.small else mps(given.out, print),
-        (given.out / "log").open("ab") as log,
-    ):
-        work_through(
-            "benchmarks.speedrun.protocol:run_cell",
-            settings,
-            following,
-            take,
-            key_of,
-            num_workers=given.workers,
-            deadline=given.deadline,
-            grace=GRACE,
-            log=log,
-        )
+    def say(text: str) -> None:
+        print(text, flush=True)
 
-    left = sum(key_of(cell) not in done for cell in plan(given.arms, done))
-    print(f"{len(done)} runs, {left} of those known so far to go", flush=True)
+    def pick(waiting: Iterator[Row], busy: set[str]) -> Row | None:
+        """The next run whose pace is known."""
+        with_pace = (cell for cell in waiting if shape_of(cell["name"]) in given.paces)
+        return next(with_pace, None)
 
-    return None
+    cells = Cells(
+        lambda done: [*plan(given.arms, done), *ahead],
+        key_of,
+        done=done,
+        keep=lambda key, cell: write_json(cell, folder / f"{key}.json"),
+        describe=describe,
+        say=say,
+        tries=2,
+        pick=pick,
+    )
+    crew = Crew(
+        target="benchmarks.speedrun.protocol:run_cell",
+        settings=vars(given) | {"out": str(given.out)},
+        num_workers=given.workers,
+        deadline=given.deadline,
+        grace=GRACE,
+        log=given.out / "log",
+    )
+
+    with mps(given.out, say, wanted=not given.small):
+        work_through(cells, crew)
+    say(f"{len(done)} runs, {cells.num_left()} of those known so far to go")
+
+
+def describe(cell: Row) -> str:
+    """A finished run in a line."""
+    reached = cell["seconds_to_target"]
+    arrived = "not reached" if reached is None else f"{reached:.1f} s"
+    return f"{arrived}, best {cell['best']:.3f}, {cell['steps']} steps"
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    ahead = "NAME-SEED: TRL's tuning runs that free workers make before their round"
+    add("--out", type=Path, required=True)
+    add("--cells", type=Path, nargs="*", default=[], help="files of earlier runs")
+    add("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    add("--minutes", type=float, default=9)
+    add("--workers", type=int, default=10)
+    add("--ahead", nargs="*", default=[], help=ahead)
+    add("--model", help="a model folder or .gguf file instead of smollm2")
+    add("--protocol", default="", help="commit of PROTOCOL.md, without git")
+    add("--alone", action="store_true", help="only: ours with a real clock")
+    add("--show", action="store_true", help="only: print the table")
+    add("--small", action="store_true", help="a random model, on a CPU")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

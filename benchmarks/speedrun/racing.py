@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +48,9 @@ class Clock(TrainerCallback):
         self.deadline = deadline
         self.pace = pace
         self.consecutive = consecutive
-        self.began = self.paused = self.looked = 0.0
+        self.began = 0.0
+        self.paused = 0.0
+        self.looked = 0.0
         self.cut_short = False
         self.curve: list[Row] = []
         self.steps: list[float] = []
@@ -90,14 +93,7 @@ class Clock(TrainerCallback):
         began = time.perf_counter()
         accuracy = self.contestant.accuracy()
         self.paused += time.perf_counter() - began
-
-        self.curve.append(
-            {
-                "step": step,
-                "seconds": now,
-                "accuracy": accuracy,
-            }
-        )
+        self.curve.append({"step": step, "seconds": now, "accuracy": accuracy})
 
     def reached(self) -> bool:
         last = self.curve[-self.consecutive :]
@@ -108,7 +104,7 @@ class Clock(TrainerCallback):
         """The time to the target, None if it was not reached, and how it went."""
         last = self.curve[-1]
         reached = self.reached()
-        times = [b - a for a, b in zip(self.steps, self.steps[1:], strict=False)]
+        times = [after - before for before, after in pairwise(self.steps)]
         settled = times[SETTLED:] or times or [0.0]
 
         return {
@@ -127,18 +123,18 @@ class Clock(TrainerCallback):
 def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     """One contender, one seed."""
     deadline = time.perf_counter() + seconds
-    config = make_config(
-        name,
-        seed,
-        given["model"],
-        given["small"],
-        given["common"],
+    config = make_config(name, seed, given["model"], given["small"], given["common"])
+    contestant = Contestant(name, config, folder / "run")
+    clock = Clock(
+        contestant,
+        every=given["every"],
+        target=given["target"],
+        seconds=given["limit"],
+        deadline=deadline,
+        pace=given.get("pace"),
+        consecutive=given.get("consecutive", 1),
     )
 
-    contestant = Contestant(name, config, folder / "run")
-    rules = (given["every"], given["target"], given["limit"], deadline, given.get("pace"))
-    clock = Clock(contestant, *rules, given.get("consecutive", 1))
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
-
     return clock.row() | {"name": name, "seed": seed}

@@ -249,7 +249,7 @@ def test_the_table_compares_with_the_end_of_a_baseline_that_does_not_arrive():
 
     cells = [ran("ours", ours, seed, 100.0) for seed in protocol.REPORTING_SEEDS["ours"]]
     cells += [ran("trl", stock, seed, None) for seed in protocol.REPORTING_SEEDS["trl"]]
-    shown = protocol.table({protocol.key_of(cell): cell for cell in cells}, paces)
+    shown = protocol.report({protocol.key_of(cell): cell for cell in cells}, paces)
 
     assert "| 10 of 10 | 11.0 |" in shown
     assert "| 0 of 5 | inf |" in shown

@@ -5,18 +5,18 @@ A worker loads each task's start once and copies it for each run. No checkpoint 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import gc
-import os
 import shutil
 import time
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from benchmarks._lib.crew import torch_process
+from benchmarks._lib.rows import values
 from benchmarks.tournament import warm
 from benchmarks.tournament.plan import CONTENDERS, Cell, key_of
 from benchmarks.tournament.tasks import SIZES, TASKS
@@ -35,27 +35,19 @@ COMMON = (
     "save_every=0",
 )
 
+Curve = list[tuple[int, float]]
+
 
 def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | None:
-    given = argparse.Namespace(**settings)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import torch
-
-    torch.set_num_threads(given.threads)
-    torch.set_float32_matmul_precision("high")  # for what autocast does not cover
-
-    try:
+    with torch_process(settings) as given:
         return train(cell, given, deadline)
-    finally:
-        gc.collect()  # trainer and callbacks refer to each other
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 @cache
 def start_of(task: str, folder: str, state: Path) -> tuple[Any, Any]:
     """A task's model and tokenizer; in the CPU's memory, since runs fill the GPU's."""
-    return warm.start(folder, None if folder == "tiny" else warm.adapter_of(task, state), "cpu")
+    adapter = None if folder == "tiny" else warm.adapter_of(task, state)
+    return warm.start(folder, adapter, "cpu")
 
 
 # (task, use) -> the evaluation of the start, which is the same for all runs of a process.
@@ -67,18 +59,11 @@ def config_of(cell: Cell, given: Any, run: Path) -> Any:
     from mesotron.config import TrainConfig
 
     on_gpu = given.device == "cuda"
-    use = cell["use"]
     split = "test" if cell["use"] == "reporting" else "validation"
     num_eval = min(SIZES[split], given.held_out or SIZES[split])
-    task = warm.task_config(cell["task"], given.state, use, num_eval)
-
-    config = replace(
-        TrainConfig(),
-        task=task,
-        out=run,
-        seed=cell["seed"],
-        steps=given.steps,
-    )
+    task = warm.task_config(cell["task"], given.state, cell["use"], num_eval)
+    plain = TrainConfig()
+    config = replace(plain, task=task, out=run, seed=cell["seed"], steps=given.steps)
 
     changes = [
         *COMMON,
@@ -119,31 +104,49 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     arguments = trl_arguments(config.objective, config.rollout, config.optim, 1)
     config = choose_speed(config, given.device == "cuda", model.num_parameters())
+
     device = torch.device(given.device)
     model = copy.deepcopy(model).to(device)
+    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
-    return Parts(
-        config,
-        device,
-        model,
-        tokenizer,
-        task,
-        judge,
-        reward,
-        arguments,
-    )
+
+class Looks:
+    """Evaluations of a run, the start first.
+
+    Args:
+        parts: of the session.
+        place: (task, use), whose start is evaluated once in a process.
+    """
+
+    def __init__(self, parts: Any, place: tuple[str, str]) -> None:
+        from mesotron.rlvr.session import evaluate_part
+
+        if place not in starts:
+            starts[place] = evaluate_part(parts, parts.model, "start")
+
+        self.parts = parts
+        self.found: list[tuple[int, dict[str, Any]]] = [(0, starts[place])]
+
+    def look(self, step: int, model: Any) -> None:
+        from mesotron.rlvr.session import evaluate_part
+
+        self.found.append((step, evaluate_part(self.parts, model, "look")))
+
+    @property
+    def curve(self) -> Curve:
+        return [(step, look["greedy"]["strict"]["value"]) for step, look in self.found]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.found[-1][1]
 
 
 def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """Train and evaluate; None if time was up before the end."""
-    from transformers import TrainerCallback
-
     from benchmarks.smollm2.training import build
     from mesotron.answers.verify import Verifier
-    from mesotron.compare.kinds import diverged_at, health_of, is_not_finite
-    from mesotron.models.load import as_loaded
-    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
-    from mesotron.rlvr.session import evaluate_part, quiet_libraries
+    from mesotron.compare.kinds import diverged_at
+    from mesotron.rlvr.session import quiet_libraries
     from mesotron.runs import RunFolder
 
     began = time.time()
@@ -152,80 +155,113 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     config = config_of(cell, given, path)
     run = RunFolder.create(path, config, {})
 
-    looks: list[tuple[int, dict[str, Any]]] = []
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, given, cell, verifier)
-        blocks = text_blocks(parts.tokenizer, read_text())
-        nll_before = text_nll(parts.model, blocks)
-
-        place = (cell["task"], cell["use"])
-        if place not in starts:
-            starts[place] = evaluate_part(parts, parts.model, "start")
+        nll_before = nll_of(parts.model, parts.tokenizer)
+        looks = Looks(parts, (cell["task"], cell["use"]))
 
         trainer, kept = build(parts, run, given, deadline)
         every = max(1, min(LOOK_EVERY, given.steps // 4))
-
-        class Look(TrainerCallback):
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if state.global_step % every == 0 and not kept.late:
-                    looks.append((state.global_step, evaluate_part(parts, trainer.model, "look")))
-
-        looks.append((0, starts[place]))
-        trainer.add_callback(Look())
-
-        broken = False
-        try:
-            trainer.train()
-        except RuntimeError as error:
-            broken = is_not_finite(str(error))
-            if not broken:
-                raise
-
+        broken = not train_with_looks(trainer, kept, looks, every)
         if kept.late:
             return None
 
-        with as_loaded(trainer.model):
-            nll = text_nll(trainer.model, blocks)
+        forgetting = nll_of(trainer.model, parts.tokenizer) - nll_before
 
     shutil.rmtree(path, ignore_errors=True)
     broken |= diverged_at(kept.rows) is not None or len(kept.rows) < given.steps
-    curve = [(step, look["greedy"]["strict"]["value"]) for step, look in looks]
-    final = 0.0 if broken else curve[-1][1]
-    solved = "".join(str(int(one["correct"])) for one in looks[-1][1]["transcripts"])
     adapter = warm.adapter_of(cell["task"], given.state)
-    health = health_of(kept.rows)
 
-    return cell | {
+    finished = cell | outcome(looks, broken, given.steps) | course(kept.rows)
+    return finished | {
         "protocol": given.protocol,
-        "accuracy": final,
-        "area": area(curve, given.steps, final),
-        "forgetting": nll - nll_before,
-        "diverged": broken,
-        "stable": not broken and final >= STABLE * max(value for _, value in curve),
-        "curve": curve,
-        "solved": "0" * len(solved) if broken else solved,
-        "formatted": looks[-1][1]["greedy"]["rates"]["facts/formatted"],
-        "verdict": health.verdict,
-        "cause": health.cause,
+        "forgetting": forgetting,
         "steps": given.steps,
-        "rewards": tens(kept.rows, "reward"),
-        "entropies": tens(kept.rows, "entropy"),
-        "step_seconds": tens(kept.rows, "time/step"),
-        "rollout_seconds": tens(kept.rows, "time/rollout"),
         "start_hash": warm.hash_of(adapter) if adapter.exists() else None,
         "seconds": time.time() - began,
         "ended": time.strftime("%FT%TZ", time.gmtime()),
     }
 
 
-def area(curve: list[tuple[int, float]], steps: int, final: float) -> float:
+def nll_of(model: Any, tokenizer: Any) -> float:
+    """Nats per token of general text, with the weights as they were loaded (LoRA merged)."""
+    from mesotron.models.load import as_loaded
+    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
+
+    blocks = text_blocks(tokenizer, read_text())
+    with as_loaded(model):
+        return text_nll(model, blocks)
+
+
+def train_with_looks(trainer: Any, kept: Any, looks: Looks, every: int) -> bool:
+    """Train and evaluate on the way; False if a number was not finite."""
+    from transformers import TrainerCallback
+
+    from mesotron.compare.kinds import is_not_finite
+
+    class Look(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step % every == 0 and not kept.late:
+                looks.look(state.global_step, trainer.model)
+
+    trainer.add_callback(Look())
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        if not is_not_finite(str(error)):
+            raise
+        return False
+    return True
+
+
+def outcome(looks: Looks, broken: bool, steps: int) -> Cell:
+    """What the run came to; one that broke has solved nothing."""
+    curve = looks.curve
+    solved = "".join(str(int(one["correct"])) for one in looks.last["transcripts"])
+    final = 0.0 if broken else curve[-1][1]
+    best = max(value for _, value in curve)
+
+    return {
+        "accuracy": final,
+        "area": area(curve, steps, final),
+        "diverged": broken,
+        "stable": not broken and final >= STABLE * best,
+        "curve": curve,
+        "solved": "0" * len(solved) if broken else solved,
+        "formatted": looks.last["greedy"]["rates"]["facts/formatted"],
+    }
+
+
+def course(rows: list[dict[str, Any]]) -> Cell:
+    """What was logged on the way, and what the watch says of it."""
+    from mesotron.compare.kinds import health_of
+
+    health = health_of(rows)
+    return {
+        "verdict": health.verdict,
+        "cause": health.cause,
+        "rewards": tens(rows, "reward"),
+        "entropies": tens(rows, "entropy"),
+        "step_seconds": tens(rows, "time/step"),
+        "rollout_seconds": tens(rows, "time/rollout"),
+    }
+
+
+def area(curve: Curve, steps: int, final: float) -> float:
     """Mean of the piecewise linear curve; what follows a break is zero."""
-    points = curve if curve[-1][0] >= steps else [*curve, (curve[-1][0] + 1, 0.0), (steps, final)]
-    return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(points)) / steps
+    points = list(curve)
+    if curve[-1][0] < steps:
+        points += [(curve[-1][0] + 1, 0.0), (steps, final)]
+
+    total = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(points))
+    return total / steps
 
 
 def tens(rows: list[dict[str, Any]], name: str) -> list[float]:
     """Means of ten steps each, to four digits."""
-    values = [row[name] for row in rows if name in row]
-    blocks = [values[k : k + 10] for k in range(0, len(values), 10)]
-    return [float(f"{sum(block) / len(block):.4g}") for block in blocks]
+    logged = values(rows, name)
+    means = []
+    for first in range(0, len(logged), 10):
+        mean = fmean(logged[first : first + 10])
+        means.append(float(f"{mean:.4g}"))
+    return means

@@ -18,11 +18,15 @@ import argparse
 import hashlib
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks._lib.results import read_json, write_json
 from benchmarks.tournament.tasks import SYSTEM, TASKS, write_tasks
+
+if TYPE_CHECKING:
+    from benchmarks._lib.lessons import Lesson
 
 RANK = 4
 ALPHA = 16.0
@@ -45,13 +49,12 @@ def make(name: str, folder: str, state: Path, say: Any = print) -> Path:
     """A task's adapter; trained in float32 on the CPU, as the protocol says, unless it is there."""
     path = adapter_of(name, state)
     if not path.exists():
-        train(name, folder, state, "cpu", say)
+        train(name, folder, state, say)
 
     made = hash_of(path)
     published = read_json(PUBLISHED)[name]["hash"]
     if made != published:
         say(f"{name}: this start is {made}, the protocol's is {published}")
-
     return path
 
 
@@ -59,51 +62,32 @@ def task_config(name: str, state: Path, use: str, num_eval: int) -> Any:
     from mesotron.config import TaskConfig
 
     folder = str(state / "tasks" / name / use)
-
-    return TaskConfig(
-        data=(folder,),
-        format="answer",
-        system=SYSTEM,
-        num_eval=num_eval,
-    )
+    return TaskConfig(data=(folder,), format="answer", system=SYSTEM, num_eval=num_eval)
 
 
-def batches(task: Any, config: Any, tokenizer: Any, device: Any) -> Any:
-    """Solved problems in the order of the seed; `at` are the flat positions before each target."""
+def lessons(task: Any, config: Any, tokenizer: Any) -> Iterator[Lesson]:
+    """Solved problems in the order of the seed."""
     import torch
 
-    from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
+    from benchmarks._lib.lessons import make_lesson
 
     order = list(range(len(task.train)))
     random.Random(SEED).shuffle(order)
-
     for first in range(0, BATCH * LONGEST, BATCH):
         problems = [task.train[k] for k in order[first : first + BATCH]]
-        prompts = render_prompts(problems, config, tokenizer)
-        solved = [solved_text(problem, task.format) for problem in problems]
-        pairs = demonstrate(list(zip(prompts, solved, strict=True)), tokenizer)
-        long = max(sum(map(len, pair)) for pair in pairs)
-        ids = torch.full((len(pairs), long), tokenizer.pad_token_id)
-        mask = torch.zeros_like(ids)
-        at = []
-
-        targets = []
-        for row, (prompt, completion) in enumerate(pairs):
-            used = len(prompt) + len(completion)
-            ids[row, :used], mask[row, :used] = torch.tensor(prompt + completion), 1
-            start = row * long + len(prompt) - 1
-            at += range(start, start + len(completion))
-            targets += completion
-
-        made = (ids, mask, torch.tensor(at), torch.tensor(targets))
-        yield tuple(one.to(device) for one in made)
+        yield make_lesson(problems, task, config, tokenizer, torch.device("cpu"))
 
 
-def train(name: str, folder: str, state: Path, device: str, say: Any = print) -> dict[str, Any]:
-    """Train, save and measure one task's adapter; the record of it."""
+def with_adapter(model: Any) -> Any:
     import peft
+
+    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
+    return peft.get_peft_model(model, lora)
+
+
+def train(name: str, folder: str, state: Path, say: Any) -> None:
+    """Train one task's adapter on the CPU until it solves enough, and save it."""
     import torch
-    from safetensors.torch import save_file
 
     from mesotron.config import ModelConfig
     from mesotron.evaluate.evaluate import evaluate
@@ -113,60 +97,56 @@ def train(name: str, folder: str, state: Path, device: str, say: Any = print) ->
     began = time.time()
     config = task_config(name, state, "tuning", LOOKS)
     task = load_task(config)
-    model, tokenizer = load_model(ModelConfig(name=folder, dtype="float32"), torch.device(device))
+    cpu = torch.device("cpu")
+    model, tokenizer = load_model(ModelConfig(name=folder, dtype="float32"), cpu)
     torch.manual_seed(SEED)
-    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
-    net = peft.get_peft_model(model, lora)
+    net = with_adapter(model)
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], RATE)
-    base = net.get_base_model()
 
     def look(step: int) -> float:
-        found = evaluate(
-            net, tokenizer, task.eval, config, max_tokens=TASKS[name].max_tokens, samples=0
-        )
-        say(f"{name}: step {step}, {found.greedy.strict.value:.3f}, {time.time() - began:.0f} s")
+        max_tokens = TASKS[name].max_tokens
+        found = evaluate(net, tokenizer, task.eval, config, max_tokens=max_tokens, samples=0)
+        accuracy = found.greedy.strict.value
+        say(f"{name}: step {step}, {accuracy:.3f}, {time.time() - began:.0f} s")
         net.train()
-
-        return found.greedy.strict.value
+        return accuracy
 
     curve = [(0, look(0))]
-    for step, (ids, mask, at, targets) in enumerate(batches(task, config, tokenizer, device), 1):
+    for step, lesson in enumerate(lessons(task, config, tokenizer), 1):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, step / 10)
-
-        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
-            hidden = base.model(
-                input_ids=ids,
-                attention_mask=mask,
-                use_cache=False,
-            )
-            logits = base.lm_head(hidden.last_hidden_state.flatten(0, 1)[at])
-
-        torch.nn.functional.cross_entropy(logits.float(), targets).backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(net, lesson, optimizer)
 
         if step % LOOK_EVERY == 0:
             curve.append((step, look(step)))
             if curve[-1][1] >= ENOUGH:
                 break
 
-    place = state / "warm" / name
-    place.mkdir(parents=True, exist_ok=True)
-    weights = {k: v.half().cpu() for k, v in peft.get_peft_model_state_dict(net).items()}
-    save_file(weights, place / FILE)
+    path = adapter_of(name, state)
+    save(net, path)
+    record = {"task": name, "curve": curve, "hash": hash_of(path), "device": "cpu"}
+    write_json(record | {"seconds": time.time() - began}, path.with_name("record.json"))
 
-    record = {
-        "task": name,
-        "curve": curve,
-        "hash": hash_of(place / FILE),
-        "device": device,
-        "seconds": time.time() - began,
-    }
 
-    write_json(record, place / "record.json")
-    return record
+def update(net: Any, lesson: Lesson, optimizer: Any) -> None:
+    """One step on the likelihood of the completions."""
+    import torch
+
+    logits = lesson.logits(net.get_base_model())
+    torch.nn.functional.cross_entropy(logits.float(), lesson.targets).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(net: Any, path: Path) -> None:
+    """Write the adapter's weights in float16."""
+    import peft
+    from safetensors.torch import save_file
+
+    weights = peft.get_peft_model_state_dict(net)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.half().cpu() for name, value in weights.items()}, path)
 
 
 def hash_of(path: Path) -> str:
@@ -186,13 +166,12 @@ def start(folder: str, adapter: Path | None, device: str) -> tuple[Any, Any]:
     if adapter is None:
         return model, tokenizer
 
-    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
-    net = peft.get_peft_model(model, lora)
+    net = with_adapter(model)
     weights = {name: value.float() for name, value in load_file(adapter).items()}
     peft.set_peft_model_state_dict(net, weights)
-    model = net.merge_and_unload()
 
-    return model.requires_grad_(True), tokenizer  # which peft had frozen
+    merged = net.merge_and_unload()
+    return merged.requires_grad_(True), tokenizer  # which peft had frozen
 
 
 def main() -> None:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._lib.crew import work_through
+from benchmarks._lib.crew import Cells, Crew, Done, say_with_seconds, work_through
 from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import by_key
 from benchmarks.vla.cell import WORLDS, demos_config
 from benchmarks.vla.pace import GRACE, Pace
 from benchmarks.vla.plan import CONTENDERS, Cell, key_of, plan
@@ -68,112 +69,136 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 # Of embeddings, norms and the output layer; 1e-3 learned more slowly in a trial (README.md).
 AUXILIARY = {"aux": 3e-3, "aux_adamw": 3e-3}
+COUNTS = ("small", "full", "long", "episodes", "starts", "every", "validation", "test")
 
 
 def main() -> None:
     given = fill_in(make_parser().parse_args())
-    began = time.time()
-
-    def say(sentence: str) -> None:
-        print(f"[{time.time() - began:5.0f} s] {sentence}", flush=True)
-
+    deadline = time.time() + given.seconds
+    say = say_with_seconds()
     for folder in (given.state, given.out):
         folder.mkdir(parents=True, exist_ok=True)
 
     budgets = f"{given.small}, {given.full} and {given.long} steps"
     say(f"{given.world}: {given.size} policy, {budgets} of {given.batch}")
     facts = make_data(given, say)
-    deadline = began + given.seconds
-    cells = Cells(given, say, Pace(deadline, given.alone))
-    say(f"{len(cells.done)} cells are there already")
 
+    kept = given.state / f"{given.world}.cells.jsonl"
+    pace = Pace(deadline, given.alone)
+
+    def keep(key: str, cell: Cell) -> None:
+        pace.note(cell)
+        with kept.open("a") as file:
+            file.write(json.dumps(cell) + "\n")
+
+    cells = Cells(
+        lambda done: plan(given, done),
+        key_of,
+        done=read_cells([given.earlier, kept]),
+        keep=keep,
+        describe=describe,
+        say=say,
+        pick=pace.choose,
+    )
+    crew = Crew(
+        target="benchmarks.vla.worker:run_cell",
+        settings=vars(given),
+        num_workers=given.processes,
+        deadline=deadline,
+        grace=GRACE,
+        log=given.state / "workers.log",
+    )
+
+    say(f"{len(cells.done)} cells are there already")
     try:
-        with mps(given.state, say) if given.mps else nullcontext():
-            work_through(
-                "benchmarks.vla.worker:run_cell",
-                vars(given),
-                cells.following,
-                cells.take,
-                key_of,
-                num_workers=given.processes,
-                deadline=deadline,
-                grace=GRACE,
-            )
+        with mps(given.state, say, wanted=given.mps):
+            work_through(cells, crew)
     finally:
         path = given.out / f"{given.world}.json.gz"
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
-        result = {
-            "settings": settings,
-            "facts": facts,
-            "cells": list(cells.done.values()),
-        }
+        write(cells, given, facts, path)
+        say(f"{len(cells.done)} cells in {path}; {cells.num_left()} to go")
 
-        write_json(result | {"failed": cells.failed}, path)
-        say(f"{len(cells.done)} cells in {path}; {len(cells.left(set()))} to go")
+
+def write(cells: Cells, given: argparse.Namespace, facts: dict[str, Any], path: Path) -> None:
+    settings = {}
+    for name, value in vars(given).items():
+        settings[name] = str(value) if isinstance(value, Path) else value
+
+    result = {
+        "settings": settings,
+        "facts": facts,
+        "cells": list(cells.done.values()),
+        "failed": cells.failed,
+    }
+    write_json(result, path)
+
+
+def read_cells(files: Sequence[Path | None]) -> Done:
+    """The finished cells of earlier calls, in results or in a state's lines."""
+    done: Done = {}
+    for file in files:
+        if file is None or not file.exists():
+            continue
+
+        if file.suffix == ".jsonl":
+            lines = file.read_text().splitlines()
+            cells = [json.loads(line) for line in lines if line.strip()]
+        else:
+            cells = read_json(file)["cells"]
+        done |= by_key(cells, key_of)
+    return done
+
+
+def describe(cell: Cell) -> str:
+    """A finished cell in a line."""
+    wrong = "" if cell["wrong"] is None else f" wrong {cell['wrong']:.2f}"
+    play = cell["seconds"] - cell["train_seconds"]
+    return (
+        f"validation {cell['validation']:.2f} test {cell['test']:.2f}{wrong} "
+        f"loss {cell['loss']:.3f} in {cell['train_seconds']:.0f} + {play:.0f} s"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--world", choices=WORLDS, default="object10")
-    parser.add_argument("--state", type=Path, default=Path("runs/vla_study"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--earlier", type=Path, help="cells of an earlier call, brought back")
-    parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", default="small")
-
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        default=list(CONTENDERS),
-        choices=CONTENDERS,
-    )
-
-    parser.add_argument(
-        "--rates",
-        nargs="+",
-        type=float,
-        help="for all, instead of their own",
-    )
-
-    parser.add_argument("--aux", type=float, help="rate of all that is no hidden matrix")
-    parser.add_argument("--aux-adamw", type=float, help="the same where AdamW has the matrices")
-    parser.add_argument("--heads", nargs="+")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seeds", type=int, default=3)
-
-    parser.add_argument(
-        "--where",
-        type=float,
-        default=0.0,
-        help="weight of the auxiliary loss",
-    )
-
-    parser.add_argument("--wrist", action="store_true", help="a second camera, on the hand")
-    counts = ("small", "full", "long", "episodes", "starts", "every", "validation", "test")
-    for name in counts:
-        parser.add_argument(f"--{name}", type=int)
-
-    parser.add_argument("--mps", action="store_true", help="try NVIDIA's MPS")
-    parser.add_argument("--no-graph", dest="graph", action="store_false")
-
+    add = parser.add_argument
+    add("--world", choices=WORLDS, default="object10")
+    add("--state", type=Path, default=Path("runs/vla_study"))
+    add("--out", type=Path, required=True)
+    add("--earlier", type=Path, help="cells of an earlier call, brought back")
+    add("--seconds", type=float, default=480)
+    add("--processes", type=int, default=14)
+    add("--device", default="cuda")
+    add("--size", default="small")
+    add("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    add("--rates", nargs="+", type=float, help="for all, instead of their own")
+    add("--aux", type=float, help="rate of all that is no hidden matrix")
+    add("--aux-adamw", type=float, help="the same where AdamW has the matrices")
+    add("--heads", nargs="+")
+    add("--batch", type=int, default=128)
+    add("--seeds", type=int, default=3)
+    add("--where", type=float, default=0.0, help="weight of the auxiliary loss")
+    add("--wrist", action="store_true", help="a second camera, on the hand")
+    for name in COUNTS:
+        add(f"--{name}", type=int)
+    add("--mps", action="store_true", help="try NVIDIA's MPS")
+    add("--no-graph", dest="graph", action="store_false")
     return parser
 
 
 def fill_in(given: argparse.Namespace) -> argparse.Namespace:
     """Fill in missing arguments from a pilot and the world's defaults."""
     path = given.state / f"{given.world}.pilot.json"
-    pilot = json.loads(path.read_text()) if path.exists() else {}
+    pilot = read_json(path) if path.exists() else {}
     given.graph = given.graph and pilot.get("graph", True)
     given.alone = not pilot and given.device == "cuda"  # a pilot has compiled already
 
     found = pilot.get("rates", {}) | pilot.get("budgets", {})
-    for name, value in ({**AUXILIARY, **DEFAULTS[given.world]} | found).items():
+    defaults = AUXILIARY | DEFAULTS[given.world] | found
+    for name, value in defaults.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
-
     return given
 
 
@@ -185,7 +210,7 @@ def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
 
     path = given.state / f"{given.world}.facts.json"
     if path.exists():
-        return json.loads(path.read_text())
+        return read_json(path)
 
     config = demos_config(given)
     start = time.time()
@@ -193,77 +218,13 @@ def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
     made = time.time() - start
     expert = evaluate_expert(config.world, range(EVAL_SEED, EVAL_SEED + given.test))
 
-    facts = {
-        "demos_seconds": made,
-        "episodes": config.episodes,
-        "expert": expert.to_json(),
-    }
-
-    facts["expert"].pop("episodes")
     say(f"demonstrations in {made:.0f} s; expert {expert.success:.2f}")
-    path.write_text(json.dumps(facts))
 
+    shown = expert.to_json()
+    shown.pop("episodes")
+    facts = {"demos_seconds": made, "episodes": config.episodes, "expert": shown}
+    write_json(facts, path)
     return facts
-
-
-class Cells:
-    """Finished cells, on disk as they come, and the next ones.
-
-    Args:
-        given: the study's settings.
-        say: prints a sentence.
-        pace: knows what there is still time for.
-    """
-
-    def __init__(self, given: argparse.Namespace, say: Any, pace: Pace) -> None:
-        self.given = given
-        self.say = say
-        self.pace = pace
-        self.path = given.state / f"{given.world}.cells.jsonl"
-        self.done: dict[str, Cell] = {}
-        self.failed: dict[str, str] = {}
-
-        for source in (given.earlier, self.path):
-            if source is not None and source.exists():
-                self.done |= {key_of(cell): cell for cell in read_cells(source)}
-
-    def following(self, busy: set[str]) -> Cell | None:
-        """The next cell that is neither done nor running, and that there is time for."""
-        return self.pace.choose(self.left(busy), busy)
-
-    def left(self, busy: set[str]) -> list[Cell]:
-        """Cells that are neither done, failed nor running, in order."""
-        taken = busy | set(self.done) | set(self.failed)
-        return [cell for cell in plan(self.given, self.done) if key_of(cell) not in taken]
-
-    def take(self, key: str, cell: Cell | None, error: str) -> None:
-        """Record a finished or failed cell; one that was given back stays open."""
-        if error:
-            self.failed[key] = error
-            self.say(f"{key}: {error}")
-
-        if cell is None:
-            return
-
-        self.pace.note(cell)
-        self.done[key] = cell
-
-        with self.path.open("a") as file:
-            file.write(json.dumps(cell) + "\n")
-
-        wrong = "" if cell["wrong"] is None else f" wrong {cell['wrong']:.2f}"
-        self.say(
-            f"{key}: validation {cell['validation']:.2f} test {cell['test']:.2f}{wrong} loss "
-            f"{cell['loss']:.3f} in {cell['train_seconds']:.0f} + "
-            f"{cell['seconds'] - cell['train_seconds']:.0f} s"
-        )
-
-
-def read_cells(path: Path) -> list[Cell]:
-    """Cells of a result, or of a state's lines."""
-    if path.suffix != ".jsonl":
-        return read_json(path)["cells"]
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 if __name__ == "__main__":
