@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
-from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, score
+from benchmarks._lib.rows import table, values
+from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, Cell, score
 
 # What the table of reported seeds shows, and how.
 SHOWN = {
@@ -20,6 +22,7 @@ SHOWN = {
     "kl": ".1f",
     "moved": ".4f",
 }
+WITH_RANGE = ("loss", "accuracy", "forgetting")
 COLORS = {
     4: "#c23b22",
     16: "#e0912f",
@@ -27,99 +30,95 @@ COLORS = {
     0: "#26418f",
 }
 
+Means = dict[float, float]  # a held-out loss by rate
+
 
 def main(path: Path, out: Path) -> None:
     cells = read_json(path)["cells"]
     draw(cells, out)
-    print(table(cells), finals(cells), sep="\n\n")
+    print(best_rates(cells), finals(cells), sep="\n")
 
 
-def curves(cells: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
+def curves(cells: list[Cell]) -> dict[tuple[str, int], Means]:
     """(contender, rank) -> rate -> mean held-out loss over the tuning seeds."""
-    found: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    losses: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         if cell["seed"] not in FINAL_SEEDS:
-            found[cell["contender"], cell["rank"]][cell["rate"]].append(score(cell))
+            losses[cell["contender"], cell["rank"]][cell["rate"]].append(score(cell))
 
-    return {
-        key: {rate: fmean(losses) for rate, losses in sorted(rates.items())}
-        for key, rates in found.items()
-    }
+    means = {}
+    for key, by_rate in losses.items():
+        means[key] = {rate: fmean(by_rate[rate]) for rate in sorted(by_rate)}
+    return means
 
 
-def table(cells: list[dict[str, Any]]) -> str:
+def best_rates(cells: list[Cell]) -> str:
     """Best rate and loss of each curve."""
-    lines = ["| rule | rank | best rate | held-out loss |", "|---|---|---|---|"]
+    rows = []
     for (name, rank), means in sorted(curves(cells).items()):
         best = min(means, key=means.__getitem__)
-        lines.append(f"| {name} | {rank or 'full'} | {best:.1e} | {means[best]:.3f} |")
+        rows.append([name, str(rank or "full"), f"{best:.1e}", f"{means[best]:.3f}"])
+    return table(["rule", "rank", "best rate", "held-out loss"], rows)
 
-    return "\n".join(lines)
 
-
-def finals(cells: list[dict[str, Any]]) -> str:
+def finals(cells: list[Cell]) -> str:
     """The comparison on the reporting seeds, the best first: means and ranges."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, float], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell["seed"] in FINAL_SEEDS:
-            found[cell["contender"], cell["rate"]].append(cell)
+            groups[cell["contender"], cell["rate"]].append(cell)
 
-    lines = [f"| rule | rate | {' | '.join(SHOWN)} |", "|---" * (len(SHOWN) + 2) + "|"]
-    for (name, rate), some in sorted(found.items(), key=lambda x: fmean(map(score, x[1]))):
-        words = [name, f"{rate:.1e}"]
-        for field, form in SHOWN.items():
-            values = [cell[field] for cell in some]
-            text = format(fmean(values), form)
-            if field in ("loss", "accuracy", "forgetting"):
-                text += f" [{min(values):{form}}, {max(values):{form}}]"
-
-            words.append(text)
-
-        lines.append(f"| {' | '.join(words)} |")
-
-    return "\n".join(lines)
+    rows = []
+    for name, rate in sorted(groups, key=lambda key: mean_score(groups[key])):
+        shown = [summary_of(groups[name, rate], field) for field in SHOWN]
+        rows.append([name, f"{rate:.1e}", *shown])
+    return table(["rule", "rate", *SHOWN], rows)
 
 
-def draw(cells: list[dict[str, Any]], out: Path) -> None:
+def mean_score(cells: Iterable[Cell]) -> float:
+    return fmean(map(score, cells))
+
+
+def summary_of(cells: list[Cell], field: str) -> str:
+    """The mean over seeds, and the range where it is shown."""
+    form = SHOWN[field]
+    found = values(cells, field)
+    text = format(fmean(found), form)
+    if field in WITH_RANGE:
+        text += f" [{min(found):{form}}, {max(found):{form}}]"
+    return text
+
+
+def draw(cells: list[Cell], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     found = curves(cells)
-
     figure, axes = plt.subplots(1, len(CURVES), figsize=(10, 3.2), sharey=True)
     for axis, name in zip(axes, CURVES, strict=True):
+        for of, rank in sorted(found):
+            if of == name:
+                draw_curve(axis, found[of, rank], f"rank {rank}", COLORS[rank])
+
         full = "full adamw" if name == "lora adamw" else "full muon"
-        lines = [(r, found[n, r]) for n, r in sorted(found) if n == name]
-        lines += [(0, found[full, 0])] if (full, 0) in found else []
+        if (full, 0) in found:
+            draw_curve(axis, found[full, 0], full, COLORS[0])
 
-        for rank, means in lines:
-            label = f"rank {rank}" if rank else full
-            axis.plot(
-                [*means], [*means.values()], marker="o", ms=3, color=COLORS[rank], label=label
-            )
-            best = min(means, key=means.__getitem__)
-
-            axis.plot(
-                best,
-                means[best],
-                marker="*",
-                ms=11,
-                color=COLORS[rank],
-            )
-
-        axis.set(
-            xscale="log",
-            xlabel="learning rate",
-            title=name,
-        )
-
+        axis.set(xscale="log", xlabel="learning rate", title=name)
         axis.legend(fontsize=7, frameon=False)
 
     axes[0].set(ylabel="held-out loss", yscale="log")
     figure.tight_layout()
     save_picture(figure, out, dpi=110)
+
+
+def draw_curve(axis: Any, means: Means, label: str, color: str) -> None:
+    """Losses by rate, with a star at the best."""
+    axis.plot(list(means), list(means.values()), marker="o", ms=3, color=color, label=label)
+    best = min(means, key=means.__getitem__)
+    axis.plot(best, means[best], marker="*", ms=11, color=color)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -38,30 +39,27 @@ CURVES = ("lora product", "lora muon on B", "lora adamw")
 
 def make(contender: str, rank: int, rate: float, seed: int) -> Cell:
     lora = CONTENDERS[contender][1] is not None
-    return {
-        "contender": contender,
-        "rank": rank if lora else 0,
-        "rate": rate,
-        "seed": seed,
-    }
+    return {"contender": contender, "rank": rank if lora else 0, "rate": rate, "seed": seed}
 
 
 def key_of(cell: Cell) -> str:
-    names = ("contender", "rank", "rate", "seed")
-    return "/".join(f"{cell[name]:g}" if name == "rate" else str(cell[name]) for name in names)
+    return f"{cell['contender']}/{cell['rank']}/{cell['rate']:g}/{cell['seed']}"
 
 
 def plan(given: Any, done: dict[str, Cell]) -> Iterator[Cell]:
     """The cells of the parts in the order they are named, each part's most telling ones first."""
     for part in given.parts:
-        yield from rates(given) if part == "rates" else supervised(done)
+        if part == "rates":
+            yield from rates(given)
+        else:
+            yield from supervised(done)
 
 
 def rates(given: Any) -> Iterator[Cell]:
     """Held-out loss against the rate, for each rank and for the whole matrices."""
-    curves = [(name, rank) for name in CURVES for rank in given.ranks]
-    curves += [("full muon", 0), ("full adamw", 0)]
-    curves = [curve for curve in curves if not given.only or curve[0] in given.only]
+    curves = [*product(CURVES, given.ranks), ("full muon", 0), ("full adamw", 0)]
+    if given.only:
+        curves = [(name, rank) for name, rank in curves if name in given.only]
 
     grid = [1e-5 * 2**k for k in range(given.first, given.last + 1)]
     for seed in TUNING_SEEDS:
@@ -97,4 +95,6 @@ def best_rate(name: str, done: dict[str, Cell]) -> float | None:
         if len(found) == len(TUNING_SEEDS):
             means[rate] = fmean(found)
 
-    return min(means, key=means.__getitem__) if len(means) == len(SEARCHED) else None
+    if len(means) < len(SEARCHED):
+        return None
+    return min(means, key=means.__getitem__)

@@ -1,12 +1,14 @@
-"""Tables of the pages on gradient spectra, step sizes and levers."""
+"""Tables on gradient spectra, step sizes and levers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from benchmarks._lib.rows import distinct, mean_of, table, where
 from benchmarks.smollm2.plan import Cell, accuracy, died, map_row, map_rows
-from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
+from benchmarks.smollm2.tables import column_end, mean_ends
 
 FILTERS = (
     "muon",
@@ -24,46 +26,34 @@ FILTERS = (
 )
 BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
 
+Block = dict[str, Any]
+
 
 def spectrum(cells: list[Cell]) -> str:
     """Rank, signal and noise by source, then the filters' cosines; means over blocks."""
-    parts = [sources(cells), "Cosine with the gradient of other data (directions passed):", ""]
-    return "\n".join([*parts, all_means(cells)])
+    between = "Cosine with the gradient of other data (directions passed):\n"
+    return "\n".join([sources(cells), between, all_means(cells)])
 
 
 def sources(cells: list[Cell]) -> str:
     """A row for each source and step: the gradient of one batch, whole matrices."""
     rows = []
     for cell in cells:
-        blocks = [block for block in cell["blocks"] if block["view"] == "whole"]
-        means = [
-            fmean(b["1"][key] for b in blocks)
-            for key in ("effective_rank", "top_share", "noise_top")
+        blocks = where(cell["blocks"], view="whole")
+        of_one_batch = [block["1"] for block in blocks]
+        row = [
+            source_of(cell),
+            str(cell["steps"]),
+            f"{mean_of(of_one_batch, 'effective_rank'):.0f}",
+            f"{mean_of(of_one_batch, 'top_share'):.2f}",
+            f"{mean_of(blocks, 'snr'):.3f}",
+            f"{mean_of(of_one_batch, 'noise_top'):.2f}",
+            f"{mean_of(blocks, 'edge'):.3f}",
         ]
+        rows.append(row)
 
-        snr, edge = (fmean(block[key] for block in blocks) for key in ("snr", "edge"))
-        rows.append(
-            [
-                source_of(cell),
-                str(cell["steps"]),
-                f"{means[0]:.0f}",
-                f"{means[1]:.2f}",
-                f"{snr:.3f}",
-                f"{means[2]:.2f}",
-                f"{edge:.3f}",
-            ]
-        )
-
-    head = [
-        "source",
-        "step",
-        "effective rank",
-        "top share",
-        "SNR",
-        "top of the noise",
-        "of white noise",
-    ]
-    return table(head, rows)
+    head = ["source", "step", "effective rank", "top share", "SNR"]
+    return table([*head, "top of the noise", "of white noise"], rows)
 
 
 def all_means(cells: list[Cell]) -> str:
@@ -71,10 +61,10 @@ def all_means(cells: list[Cell]) -> str:
     rows = []
     for cell in cells:
         for view in ("whole", "heads"):
-            blocks = [block for block in cell["blocks"] if block["view"] == view]
-            for size in batch_sizes([cell]):
+            blocks = where(cell["blocks"], view=view)
+            for size in batch_sizes(cell):
                 label = [source_of(cell), str(cell["steps"]), view, size]
-                rows.append(label + cosine_row(blocks, size))
+                rows.append(label + cosine_row([block[size] for block in blocks]))
 
     head = ["source", "step", "view", "batches", *FILTERS, "gradient itself", "best"]
     return table(head, rows)
@@ -82,39 +72,52 @@ def all_means(cells: list[Cell]) -> str:
 
 def source_of(cell: Cell) -> str:
     """Supervised or reinforcement learning, of what if not of sums, of how many if not of 32."""
+    words = [cell["stage"]]
+    if cell.get("task"):
+        words.append(cell["task"])
+
     prompts = cell.get("prompts", 32)
-    few = f"{prompts} prompts" if prompts != 32 else None
-    return ", ".join([cell["stage"], *filter(None, [cell.get("task"), few])])
+    if prompts != 32:
+        words.append(f"{prompts} prompts")
+    return ", ".join(words)
 
 
-def batch_sizes(cells: list[Cell]) -> list[str]:
-    return [key for key in cells[0]["blocks"][0] if key.isdigit()]
+def batch_sizes(cell: Cell) -> list[str]:
+    return [key for key in cell["blocks"][0] if key.isdigit()]
 
 
-def cosine_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
-    shown = [
-        f"{fmean(b[size]['cosine'][name] for b in blocks):.3f} "
-        f"({fmean(b[size]['passed'][name] for b in blocks):.0f})"
-        if name in blocks[0][size]["passed"]
-        else ""  # an older result has not measured it
-        for name in FILTERS
-    ]
+def cosine_row(blocks: Sequence[Block]) -> list[str]:
+    """Of each filter the mean cosine and the directions that it passes."""
+    row = []
+    for name in FILTERS:
+        if name not in blocks[0]["passed"]:  # an older result has not measured it
+            row.append("")
+            continue
+        cosine = mean_in(blocks, "cosine", name)
+        passed = mean_in(blocks, "passed", name)
+        row.append(f"{cosine:.3f} ({passed:.0f})")
 
-    plain, best = (f"{fmean(b[size]['cosine'][name] for b in blocks):.3f}" for name in BOUNDS)
-    return [*shown, plain, f"{best} ({fmean(b[size]['best_rank'] for b in blocks):.0f})"]
+    plain, best = (mean_in(blocks, "cosine", name) for name in BOUNDS)
+    return [*row, f"{plain:.3f}", f"{best:.3f} ({mean_of(blocks, 'best_rank'):.0f})"]
+
+
+def mean_in(blocks: Sequence[Block], group: str, name: str) -> float:
+    return fmean(block[group][name] for block in blocks)
 
 
 def step_map(cells: list[Cell]) -> str:
     """A row for each optimizer and shape of a rollout, a column for each factor of the rate."""
-    factors = sorted({cell["stage"] for cell in cells}, key=lambda stage: float(stage[1:]))
+    factors = sorted(distinct(cells, "stage"), key=lambda stage: float(stage[1:]))
     rows = []
-    for name in names(cells):
-        for row, here in map_rows(of(cells, optim=name)).items():
-            entries = [map_entry(cell) for stage in factors for cell in of(here, stage=stage)]
+    for name in distinct(cells, "optim"):
+        for row, own in map_rows(where(cells, optim=name)).items():
+            entries = []
+            for stage in factors:
+                entries += map(map_entry, where(own, stage=stage))
             rows.append([name, map_row(*row), *entries])
 
     head = ["optimizer", "rollout", *(f"{stage[1:]} times its best rate" for stage in factors)]
-    return "\n".join(["Accuracy, entropy at the end; † dead by the watch.", "", table(head, rows)])
+    return f"Accuracy, entropy at the end; † dead by the watch.\n\n{table(head, rows)}"
 
 
 def map_entry(cell: Cell) -> str:
@@ -123,40 +126,33 @@ def map_entry(cell: Cell) -> str:
 
 def levers(cells: list[Cell]) -> str:
     """Each change next to the unchanged recipe, by accuracy after equally many steps."""
-    rows = []
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
-    for name in names(best_first, "stage"):
-        mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
-        rows.append(
-            [
-                name,
-                f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})",
-                on_the_way(mine),
-                ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
-                *(
-                    mean_end(mine, metric)
-                    for metric in ("groups/zero_signal", "entropy", "completions/mean_length")
-                ),
-            ]
-        )
+    rows = []
+    for name in distinct(best_first, "stage"):
+        own = sorted(where(cells, stage=name), key=lambda cell: cell["seed"])
+        ends = [f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in own]
+        row = [
+            name,
+            f"{own[0]['rate']:g} (x{own[0]['gain']:g})",
+            on_the_way(own),
+            ", ".join(ends),
+            *mean_ends(own, ["groups/zero_signal", "entropy", "completions/mean_length"]),
+        ]
+        rows.append(row)
 
-    head = [
-        "change",
-        "rate",
-        "accuracy (at step), mean of the seeds",
-        "last, seed by seed",
-        "groups without signal",
-        "entropy",
-        "tokens",
-    ]
-    return table(head, rows)
+    head = ["change", "rate", "accuracy (at step), mean of the seeds", "last, seed by seed"]
+    return table([*head, "groups without signal", "entropy", "tokens"], rows)
 
 
-def on_the_way(mine: list[Cell]) -> str:
+def on_the_way(cells: list[Cell]) -> str:
     """The evaluations that all seeds have; the first is of the untrained model."""
-    curves = [dict(cell["curve"][1:]) for cell in mine]
-    common = [step for step in curves[0] if all(step in curve for curve in curves)]
-    return ", ".join(f"{fmean(curve[step] for curve in curves):.3f} ({step})" for step in common)
+    curves = [dict(cell["curve"][1:]) for cell in cells]
+    points = []
+    for step in curves[0]:
+        if all(step in curve for curve in curves):
+            mean = fmean(curve[step] for curve in curves)
+            points.append(f"{mean:.3f} ({step})")
+    return ", ".join(points)
 
 
 def cut_at(cell: Cell) -> str:

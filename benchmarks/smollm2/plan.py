@@ -39,25 +39,17 @@ def key_of(cell: Cell) -> str:
 
 def make(part: str, stage: str, **values: Any) -> Cell:
     """A training cell; what is not said is the recipe's."""
-    usual: Cell = {
-        "optim": "muon",
-        "objective": "grpo",
-        "gain": 1.0,
-        "seed": 0,
-        "set": [],
-    }
+    usual: Cell = {"optim": "muon", "objective": "grpo", "gain": 1.0, "seed": 0, "set": []}
     return {"part": part, "stage": stage} | usual | values
 
 
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """All cells of the requested parts that are known so far, in order."""
-    makers = {
-        "levers": levers,
-        "spectrum": spectrum,
-        "map": step_map,
-        "gsm8k": gsm8k,
-    }
-    return [cell for part in given.parts for cell in makers[part](given, done)]
+    makers = {"levers": levers, "spectrum": spectrum, "map": step_map, "gsm8k": gsm8k}
+    cells: list[Cell] = []
+    for part in given.parts:
+        cells += makers[part](given, done)
+    return cells
 
 
 def accuracy(cell: Cell) -> float:
@@ -72,39 +64,28 @@ def died(cell: Cell) -> bool:
 
 def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """What might make it learn faster, all with one seed first."""
-    return [
-        make(
-            "levers",
-            name,
-            optim=optim,
-            rate=rate,
-            gain=more,
-            set=[*changes],
-            steps=given.final_steps,
-            seed=seed,
-        )
-        for seed in given.lever_seeds
-        for name, (optim, rate, more, changes) in LEVERS.items()
-        if not given.levers or name in given.levers
-    ]
+    cells = []
+    for seed in given.lever_seeds:
+        for name, (optim, rate, gain, changes) in LEVERS.items():
+            if given.levers and name not in given.levers:
+                continue
+            cell = make("levers", name, optim=optim, rate=rate, gain=gain, set=[*changes])
+            cells.append(cell | {"steps": given.final_steps, "seed": seed})
+    return cells
 
 
 def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """Gradients of supervised and of reinforcement learning, at the start and on the way; those of
     GSM8K, where its supervised start has been made, there."""
-    places: list[Cell] = [{"steps": steps} for steps in (0, given.spectrum_steps)]
-    places += [{"task": "gsm8k", "steps": 0}] * (key_of(WARM_GSM8K) in done)
+    places: list[Cell] = [{"steps": 0}, {"steps": given.spectrum_steps}]
+    if key_of(WARM_GSM8K) in done:
+        places.append({"task": "gsm8k", "steps": 0})
 
-    return [
-        {
-            "part": "spectrum",
-            "stage": source,
-            **place,
-            "seed": 0,
-        }
-        for place in places
-        for source in ("rlvr", "sft")
-    ]
+    cells = []
+    for place in places:
+        for source in ("rlvr", "sft"):
+            cells.append({"part": "spectrum", "stage": source, **place, "seed": 0})
+    return cells
 
 
 def subject(cell: Cell) -> str:
@@ -124,20 +105,18 @@ def step_map(given: Any, done: dict[str, Cell]) -> list[Cell]:
         for factor in MAP_FACTORS:
             for prompts, updates in shapes:
                 changes = [f"rollout.prompts={prompts}", f"rollout.updates={updates}"]
-                for name, (rate, gain) in BEST_RATES.items():
-                    more = {"rate": float(f"{factor * rate:.3g}"), "gain": gain}
-                    more |= {"steps": given.map_rollouts * updates, "set": changes}
-                    cells.append(
-                        make(
-                            "map",
-                            f"x{factor:g}",
-                            optim=name,
-                            objective=objective,
-                            **more,
-                        )
-                    )
-
+                steps = given.map_rollouts * updates
+                for name in BEST_RATES:
+                    cell = make("map", f"x{factor:g}", optim=name, objective=objective)
+                    cell |= scaled_rate(name, factor)
+                    cells.append(cell | {"steps": steps, "set": changes})
     return cells
+
+
+def scaled_rate(name: str, factor: float) -> Cell:
+    """A multiple of an optimizer's best rate on sums, and its gain."""
+    rate, gain = BEST_RATES[name]
+    return {"rate": float(f"{factor * rate:.3g}"), "gain": gain}
 
 
 MapRow = tuple[str, tuple[str, ...]]  # the objective, and prompts and updates as settings
@@ -159,8 +138,8 @@ def map_row(objective: str, shape: tuple[str, ...]) -> str:
         '32 prompts, 4 updates, gmpo'
     """
     prompts, updates = (word.split("=")[1] for word in shape)
-    kind = f", {objective}" * (objective != "grpo")
-    return f"{prompts} prompts, {updates} update{'s' * (updates != '1')}{kind}"
+    name = f"{prompts} prompts, {updates} update{'s' * (updates != '1')}"
+    return name if objective == "grpo" else f"{name}, {objective}"
 
 
 def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
@@ -169,45 +148,35 @@ def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
     if key_of(WARM_GSM8K) not in done:
         return [WARM_GSM8K]
 
-    searched = {name: gsm8k_rates(given, name) for name in BEST_RATES}
-    cells = [cell for each in zip(*searched.values(), strict=True) for cell in each]
-    found = {name: [done.get(key_of(cell)) for cell in mine] for name, mine in searched.items()}
+    cells = []
+    for factor in GSM8K_FACTORS:
+        for name in BEST_RATES:
+            cells.append(gsm8k_search(given, name, factor))
 
-    best = [
-        searched[name][max(range(len(ran)), key=lambda k: sampled_right(ran[k]))]
-        for name, ran in found.items()
-        if None not in ran
-    ]
+    best = []
+    for name in BEST_RATES:
+        searched = [gsm8k_search(given, name, factor) for factor in GSM8K_FACTORS]
+        if all(key_of(cell) in done for cell in searched):
+            best.append(max(searched, key=lambda cell: sampled_right(done[key_of(cell)])))
 
-    cells += [cell | {"stage": "final", "seed": seed} for seed in FINAL_SEEDS for cell in best]
+    for seed in FINAL_SEEDS:
+        cells += [cell | {"stage": "final", "seed": seed} for cell in best]
+
     several = {"steps": SEVERAL * given.gsm8k_steps, "set": [f"rollout.updates={SEVERAL}"]}
-    cells += [
-        cell | several | {"stage": "several", "objective": objective}
-        for objective in ("grpo", "gmpo")
-        for cell in best
-    ]
-
+    for objective in ("grpo", "gmpo"):
+        changed = several | {"stage": "several", "objective": objective}
+        cells += [cell | changed for cell in best]
     return cells
 
 
-def gsm8k_rates(given: Any, name: str) -> list[Cell]:
-    """Half the best rate on sums, and that rate."""
-    rate, gain = BEST_RATES[name]
-    return [
-        make(
-            "gsm8k",
-            "search",
-            optim=name,
-            rate=float(f"{factor * rate:.3g}"),
-            gain=gain,
-            steps=given.gsm8k_steps,
-        )
-        for factor in GSM8K_FACTORS
-    ]
+def gsm8k_search(given: Any, name: str, factor: float) -> Cell:
+    """A run of the search: a multiple of the best rate on sums."""
+    cell = make("gsm8k", "search", optim=name, **scaled_rate(name, factor))
+    return cell | {"steps": given.gsm8k_steps}
 
 
 def sampled_right(cell: Cell) -> float:
     """Right answers among those sampled in the second half of a run: GSM8K has more problems than
     a run draws, so they are of problems that it had not met."""
-    values = [value for _, value in cell["rows"]["facts/correct"]]
-    return fmean(values[len(values) // 2 :])
+    shares = [value for _, value in cell["rows"]["facts/correct"]]
+    return fmean(shares[len(shares) // 2 :])

@@ -1,4 +1,4 @@
-"""The page on GSM8K after a supervised start: rates, fresh seeds, several updates per rollout."""
+"""The tables on GSM8K after a supervised start: rates, fresh seeds, several updates per rollout."""
 
 from __future__ import annotations
 
@@ -7,143 +7,134 @@ from statistics import fmean
 
 import numpy as np
 
+from benchmarks._lib.rows import distinct, table, values, where
 from benchmarks.smollm2.plan import Cell, accuracy, sampled_right
-from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
+from benchmarks.smollm2.tables import column_end, mean_ends
 from mesotron.compare.stats import Difference, bootstrap, holm, paired_test, pool_seeds
+
+Lead = tuple[Difference, float]  # and its p value, corrected
 
 
 def gsm8k(cells: list[Cell]) -> str:
     """Results of the finished stages."""
-    parts = [
-        f"Supervised start: {cell['curve'][0][1]:.3f} before, {cell['accuracy']:.3f} after "
-        f"{cell['curve'][-1][0]} steps.\n"
-        for cell in of(cells, stage="warm")
-    ]
+    parts = []
+    for cell in where(cells, stage="warm"):
+        before = cell["curve"][0][1]
+        steps = cell["curve"][-1][0]
+        after = cell["accuracy"]
+        parts.append(f"Supervised start: {before:.3f} before, {after:.3f} after {steps} steps.\n")
 
-    stages = {
-        "search": "## Rates, one seed",
-        "final": "## Fresh seeds at the rate that samples more right answers",
-        "several": "## Four updates with each rollout, one seed",
-    }
-    for stage, title in stages.items():
-        mine = of(cells, stage=stage)
-        if mine:
-            parts += [title, "", runs_table(mine)]
+    search = where(cells, stage="search")
+    if search:
+        parts += ["## Rates, one seed", "", runs_table(search)]
 
-        if mine and stage == "final":
-            parts.append(finals_table(mine))
+    finals = where(cells, stage="final")
+    if finals:
+        parts += ["## Fresh seeds at the rate that samples more right answers", ""]
+        parts += [runs_table(finals), finals_table(finals)]
 
+    several = where(cells, stage="several")
+    if several:
+        parts += ["## Four updates with each rollout, one seed", "", runs_table(several)]
     return "\n".join(parts)
 
 
 def runs_table(cells: list[Cell]) -> str:
     """A row for each optimizer, rate and objective, over its seeds."""
     rows = []
-    for name in names(cells):
-        for objective in names(of(cells, optim=name), "objective"):
-            for rate in names(of(cells, optim=name, objective=objective), "rate"):
-                mine = of(
-                    cells,
-                    optim=name,
-                    objective=objective,
-                    rate=rate,
-                )
+    for optim in distinct(cells, "optim"):
+        of_optim = where(cells, optim=optim)
+        for objective in distinct(of_optim, "objective"):
+            of_objective = where(of_optim, objective=objective)
+            for rate in distinct(of_objective, "rate"):
+                rows.append(runs_row(where(of_objective, rate=rate)))
 
-                rows.append(
-                    [
-                        name,
-                        objective,
-                        f"{rate:g} (x{mine[0]['gain']:g})",
-                        str(mine[0]["steps"]),
-                        f"{fmean(map(sampled_right, mine)):.4f}",
-                        ", ".join(f"{accuracy(cell):.3f}" for cell in mine),
-                        *(
-                            mean_end(mine, metric)
-                            for metric in ("facts/truncated", "groups/zero_signal", "entropy")
-                        ),
-                    ]
-                )
+    greedy = f"greedy on {len(cells[0]['solved'])}, seed by seed"
+    head = ["optimizer", "objective", "rate", "steps", "samples right, second half", greedy]
+    return table([*head, "cut short", "groups without signal", "entropy"], rows)
 
-    head = [
-        "optimizer",
-        "objective",
-        "rate",
-        "steps",
-        "samples right, second half",
-        f"greedy on {len(cells[0]['solved'])}, seed by seed",
-        "cut short",
-        "groups without signal",
-        "entropy",
+
+def runs_row(cells: list[Cell]) -> list[str]:
+    """The seeds of one setting."""
+    first = cells[0]
+    return [
+        first["optim"],
+        first["objective"],
+        rate_of(first),
+        str(first["steps"]),
+        f"{fmean(map(sampled_right, cells)):.4f}",
+        seed_by_seed(cells),
+        *mean_ends(cells, ["facts/truncated", "groups/zero_signal", "entropy"]),
     ]
-    return table(head, rows)
+
+
+def rate_of(cell: Cell) -> str:
+    return f"{cell['rate']:g} (x{cell['gain']:g})"
+
+
+def seed_by_seed(cells: list[Cell]) -> str:
+    return ", ".join(f"{accuracy(cell):.3f}" for cell in cells)
 
 
 def solved(cells: list[Cell]) -> np.ndarray:
     """[seeds, problems] of zeros and ones."""
-    return np.array([[float(mark) for mark in cell["solved"]] for cell in cells])
+    return np.array([list(map(float, cell["solved"])) for cell in cells])
 
 
 def finals_table(finals: list[Cell]) -> str:
     """Intervals over seeds and problems, and tests against the best."""
-    by_name = {
-        name: sorted(of(finals, optim=name), key=lambda c: c["seed"]) for name in names(finals)
-    }
+    by_name = {}
+    for name in distinct(finals, "optim"):
+        by_name[name] = sorted(where(finals, optim=name), key=lambda cell: cell["seed"])
+
     order = sorted(by_name, key=lambda name: -solved(by_name[name]).mean())
-    tests = paired_tests(by_name, order)
+    leads = leads_over(by_name, order)
+    rows = [finals_row(name, by_name[name], leads.get((order[0], name))) for name in order]
 
-    rows = []
-    for name in order:
-        mine = by_name[name]
-        interval = bootstrap(solved(mine))
-        lead = tests.get((order[0], name))
-        behind = f"{lead[0].value:.3f} [{lead[0].low:.3f}, {lead[0].high:.3f}]" if lead else ""
-        dead = [cell["dead_blocks"] for cell in mine if cell["dead_blocks"] is not None]
-
-        rows.append(
-            [
-                name,
-                f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})",
-                f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
-                ", ".join(f"{accuracy(cell):.3f}" for cell in mine),
-                behind,
-                f"{lead[1]:.3f}" if lead else "",
-                f"{fmean(column_end(cell, 'entropy') for cell in mine):.2f}",
-                f"{fmean(dead):.0%}" if dead else "",
-            ]
-        )
-
+    steps = f"{finals[0]['steps']} steps"
     problems = f"{len(finals[0]['solved'])} problems"
-    head = [
-        f"{finals[0]['steps']} steps",
-        "rate",
-        problems,
-        "seed by seed",
-        "behind the first",
-        "p (Holm)",
-        "entropy at the end",
-        "dead blocks",
+    head = [steps, "rate", problems, "seed by seed", "behind the first", "p (Holm)"]
+    return table([*head, "entropy at the end", "dead blocks"], rows)
+
+
+def finals_row(name: str, cells: list[Cell], lead: Lead | None) -> list[str]:
+    """One optimizer at its chosen rate; `lead` is that of the first over it."""
+    behind = ""
+    p = ""
+    if lead:
+        difference, corrected = lead
+        behind = f"{difference.value:.3f} [{difference.low:.3f}, {difference.high:.3f}]"
+        p = f"{corrected:.3f}"
+
+    interval = bootstrap(solved(cells))
+    dead = values(cells, "dead_blocks")
+    return [
+        name,
+        rate_of(cells[0]),
+        f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+        seed_by_seed(cells),
+        behind,
+        p,
+        f"{fmean(column_end(cell, 'entropy') for cell in cells):.2f}",
+        f"{fmean(dead):.0%}" if dead else "",
     ]
 
-    return table(head, rows)
 
-
-def paired_tests(
-    by_name: dict[str, list[Cell]], order: list[str]
-) -> dict[tuple[str, str], tuple[Difference, float]]:
+def leads_over(by_name: dict[str, list[Cell]], order: list[str]) -> dict[tuple[str, str], Lead]:
     """Every pair by seeds that both have, the noise of seeds from all pairs, corrected for them."""
     apart = {}
     for first, second in combinations(order, 2):
-        pairs = [{cell["seed"]: cell for cell in by_name[name]} for name in (first, second)]
-        seeds = sorted(pairs[0].keys() & pairs[1].keys())
+        better = {cell["seed"]: cell for cell in by_name[first]}
+        worse = {cell["seed"]: cell for cell in by_name[second]}
+        seeds = sorted(better.keys() & worse.keys())
         if seeds:
-            better, worse = (solved([cells[seed] for seed in seeds]) for cells in pairs)
-            apart[first, second] = better - worse
+            ahead = solved([better[seed] for seed in seeds])
+            apart[first, second] = ahead - solved([worse[seed] for seed in seeds])
 
     if not apart:
         return {}
 
     pooled = pool_seeds(list(apart.values()))
-    found = {pair: paired_test(D, pooled) for pair, D in apart.items()}
-    corrected = holm([difference.p for difference in found.values()])
-
-    return {pair: (value, p) for (pair, value), p in zip(found.items(), corrected, strict=True)}
+    differences = [paired_test(D, pooled) for D in apart.values()]
+    corrected = holm([difference.p for difference in differences])
+    return dict(zip(apart, zip(differences, corrected, strict=True), strict=True))

@@ -53,26 +53,20 @@ def make_config(
             "model.dtype": "float32",
             "rollout.prompts": 4,
             "rollout.generations": 4,
+            "task.num_eval": 16,
         }
-        changes |= {"task.num_eval": 16}
 
     if small or model is not None:
         changes["model.name"] = model or random_model()
 
     # Constant rates, since the number of steps is unknown; a contender with a decaying rate names
     # its steps and loses if they do not suffice.
-    config = replace(
-        config,
-        seed=seed,
-        steps=100_000,
-        save_every=0,
-    )
+    config = replace(config, seed=seed, steps=100_000, save_every=0)
     for path, value in changes.items():
         part, _, field = path.rpartition(".")
         if part:
-            field, value = part, replace(getattr(config, part), **{field: value})
-        config = replace(config, **{field: value})
-
+            value = replace(getattr(config, part), **{field: value})
+        config = replace(config, **{part or field: value})
     return config
 
 
@@ -93,10 +87,11 @@ class Contestant:
         self.parts: Parts = load(config, self.verifier)
         environment = describe_environment(str(self.parts.device), config.seed)
         self.run = RunFolder.create(folder, config, environment)
-        stock = name.startswith("stock")
-        self.trainer: Any = (
-            make_stock(self.parts, folder) if stock else make_ours(self.parts, self.run)
-        )
+        self.trainer: Any
+        if name.startswith("stock"):
+            self.trainer = make_stock(self.parts, folder)
+        else:
+            self.trainer = make_ours(self.parts, self.run)
 
     def accuracy(self) -> float:
         """Greedy accuracy on the recipe's held-out problems."""
@@ -153,6 +148,10 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
         cut = [not ids or ids[-1] not in ends for ids in completion_ids]
         return parts.reward(texts, completion_ids, gold, cut)
 
+    vllm_options = {
+        "vllm_gpu_memory_utilization": VLLM_SHARE,
+        "vllm_max_model_length": VLLM_LENGTH,
+    }
     args = GRPOConfig(
         output_dir=str(folder / "checkpoints"),
         max_steps=config.steps,
@@ -172,9 +171,7 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
         dataloader_pin_memory=not on_cpu,
         use_vllm=vllm,
         vllm_mode="colocate",
-        **(
-            {"vllm_gpu_memory_utilization": VLLM_SHARE, "vllm_max_model_length": VLLM_LENGTH} | more
-        ),
+        **(vllm_options | more),
     )
 
     rows = make_rows(parts.task, config.task, parts.tokenizer)

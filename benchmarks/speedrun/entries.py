@@ -31,25 +31,13 @@ FALLING = {"optim.schedule": "linear"}
 # The searches of PROTOCOL.md: with a bonus that starts from 0.02 runs may settle on one answer to
 # all negative sums, and from 0.04 one of six fresh seeds did, from 0.1 none of ten. A start above
 # 0.1 is also the limit.
+BONUS = QUICK | FALLING | OF_192 | {"optim.lr": 2e-4, "steps": 400}
 BONUSES: dict[str, dict[str, Any]] = {
-    f"ours_bonus_{bonus}": QUICK
-    | FALLING
-    | OF_192
-    | {
-        "optim.lr": 2e-4,
-        "steps": 400,
-        "objective.entropy_bonus": bonus,
-    }
+    f"ours_bonus_{bonus}": BONUS | {"objective.entropy_bonus": bonus}
     for bonus in (0.04, 0.06, 0.1, 0.2)
 }
-OURS_SEARCH = {
-    "ours_16": BONUSES["ours_bonus_0.1"]
-    | {
-        "average": 0.95,
-        "rollout.prompts": 32,
-        "rollout.generations": 16,
-    }
-}
+OF_16 = {"average": 0.95, "rollout.prompts": 32, "rollout.generations": 16}
+OURS_SEARCH = {"ours_16": BONUSES["ours_bonus_0.1"] | OF_16}
 TRL_SEARCH: dict[str, dict[str, Any]] = {
     f"stock_{rate:g}_{steps}": ADAMW | FALLING | {"optim.lr": rate, "steps": steps}
     for steps in (400, 650)

@@ -23,19 +23,10 @@ def main() -> None:
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--names", nargs="+", default=list(LADDER))
-
-    parser.add_argument(
-        "--set",
-        nargs="*",
-        default=[],
-        help="NAME=VALUE settings of everybody",
-    )
-
+    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of all")
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--count", type=int, default=8)
-    parser.add_argument(
-        "--small", action="store_true", help="a random model and few rows, on a CPU"
-    )
+    parser.add_argument("--small", action="store_true", help="a random model, on a CPU")
     args = parser.parse_args()
 
     deadline = time.perf_counter() + args.seconds
@@ -47,9 +38,9 @@ def main() -> None:
             "model": args.model,
             "small": args.small,
             "common": args.set,
+            "warm": args.warm,
+            "count": args.count,
         }
-
-        given |= {"warm": args.warm, "count": args.count}
         results = Results(args.out)
         for name in args.names:
             left = deadline - time.perf_counter()

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks._lib.results import read_json, write_json
+
 OURS = {
     "ours": [],
     "ours, kernels": ["--optim.fused"],
@@ -31,15 +33,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--names", nargs="+", default=["TRL", *OURS])
-
-    parser.add_argument(
-        "--flags",
-        nargs=argparse.REMAINDER,
-        default=[],
-        help="of mesotron train",
-    )
-
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of mesotron train")
     given = parser.parse_args()
+
     if given.names == ["only TRL"]:
         return train_stock(given)
 
@@ -53,26 +49,19 @@ def main() -> None:
                 "first": times[:FIRST],
                 "median": statistics.median(times[FIRST:]),
             }
-
             rows.append(row)
             print(json.dumps(row), flush=True)
-            given.out.write_text(json.dumps(rows, indent=1) + "\n")
+            write_json(rows, given.out, indent=1)
 
 
 def time_ours(name: str, given: argparse.Namespace) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "mesotron", "train", "arith_smollm2", "--out", str(run)]
-        command += [
-            "--model.name",
-            given.model,
-            "--steps",
-            str(given.steps),
-            "--task.num-eval",
-            "8",
-        ]
+        command += ["--model.name", given.model, "--steps", str(given.steps)]
+        command += ["--task.num-eval", "8", *OURS[name], *given.flags]
+        subprocess.run(command, check=True)
 
-        subprocess.run([*command, *OURS[name], *given.flags], check=True)
         lines = (run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["time/step"] for line in lines]
 
@@ -82,8 +71,9 @@ def time_stock(given: argparse.Namespace) -> list[float]:
         out = Path(folder) / "times.json"
         command = [sys.executable, "-m", "benchmarks.speedrun.step_time", "--names", "only TRL"]
         command += ["--model", given.model, "--steps", str(given.steps), "--out", str(out)]
-        subprocess.run([*command, "--flags", *given.flags], check=True)
-        return json.loads(out.read_text())
+        command += ["--flags", *given.flags]
+        subprocess.run(command, check=True)
+        return read_json(out)
 
 
 def train_stock(given: argparse.Namespace) -> None:
@@ -117,7 +107,7 @@ def train_stock(given: argparse.Namespace) -> None:
         trainer.add_callback(Clock())
         trainer.train()
 
-    given.out.write_text(json.dumps(times))
+    write_json(times, given.out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ class Stopwatch:
         Args:
             steps: milliseconds of the steps that were timed.
         """
-        phases = {name: 1e3 * s / len(steps) for name, s in self.spent.items()}
-        return phases | {"the loop's rest": sum(steps) / len(steps) - sum(phases.values())}
+        phases = {name: 1e3 * seconds / len(steps) for name, seconds in self.spent.items()}
+        rest = sum(steps) / len(steps) - sum(phases.values())
+        return phases | {"the loop's rest": rest}
 
 
 class Measured(TrainerCallback):
@@ -123,29 +125,20 @@ class Measured(TrainerCallback):
 
     def row(self) -> Row:
         """Milliseconds of a step."""
-        steps = [1e3 * (b - a) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+        steps = [1e3 * (after - before) for before, after in pairwise(self.ends)]
         plain = steps[self.warm : self.warm + self.count]
         timed = steps[self.warm + self.count :]
         found: Row = {"first_ms": steps[0], "step_ms": sum(plain) / max(len(plain), 1)}
         found["first_phases_ms"] = self.first.milliseconds(steps[:1])
         found["second_ms"] = steps[1] if len(steps) > 1 else None
-
         if timed:
             found["phases_ms"] = self.watch.milliseconds(timed)
-
         return found
 
 
 def measure(name: str, folder: Path, seconds: float, given: Row) -> Row:
     """One contender."""
-    config = make_config(
-        name,
-        0,
-        given["model"],
-        given["small"],
-        given["common"],
-    )
-
+    config = make_config(name, 0, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
     measured = Measured(contestant.trainer, given["warm"], given["count"], seconds)
     contestant.trainer.add_callback(measured)

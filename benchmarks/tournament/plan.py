@@ -15,6 +15,7 @@ from mesotron.compare.search import Grid, Search, search
 Cell = dict[str, Any]
 Done = dict[str, Cell]
 Tasks = Sequence[str]
+
 PARTS = ("search", "report", "stable")
 TUNING_SEEDS = (100,)
 REPORTING_SEEDS = (200, 201, 202, 203, 204)
@@ -47,13 +48,7 @@ CONTENDERS = {
 
 def make(use: str, task: str, contender: str, k: int, seed: int) -> Cell:
     rate = CONTENDERS[contender].grid.rate(k)
-    return {
-        "use": use,
-        "task": task,
-        "contender": contender,
-        "rate": rate,
-        "seed": seed,
-    }
+    return {"use": use, "task": task, "contender": contender, "rate": rate, "seed": seed}
 
 
 def key_of(cell: Cell) -> str:
@@ -62,21 +57,12 @@ def key_of(cell: Cell) -> str:
 
 def tuned(tasks: Tasks, contender: str, k: int, done: Done) -> list[Cell | None]:
     """The tuning runs of a rate on these tasks; None for those to come."""
-    pairs = [(task, seed) for task in tasks for seed in TUNING_SEEDS]
-    return [
-        done.get(
-            key_of(
-                make(
-                    "tuning",
-                    task,
-                    contender,
-                    k,
-                    seed,
-                )
-            )
-        )
-        for task, seed in pairs
-    ]
+    runs = []
+    for task in tasks:
+        for seed in TUNING_SEEDS:
+            cell = make("tuning", task, contender, k, seed)
+            runs.append(done.get(key_of(cell)))
+    return runs
 
 
 def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
@@ -87,7 +73,6 @@ def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
         known = [cell["accuracy"] for cell in cells if cell is not None]
         if len(known) == len(cells):
             scores[k] = fmean(known)
-
     return scores
 
 
@@ -100,18 +85,18 @@ def stable_at(tasks: Tasks, contender: str, k: int, done: Done) -> bool | None:
     cells = tuned(tasks, contender, k, done)
     if any(cell is not None and not cell["stable"] for cell in cells):
         return False
+
     return None if None in cells else True
 
 
 def highest_stable(tasks: Tasks, contender: str, done: Done) -> int | None:
     """The index of the largest rate below which everything tried is stable; None if none is."""
-    found = None
+    highest = None
     for k in sorted(scores_of(tasks, contender, done)):
         if not stable_at(tasks, contender, k, done):
             break
-        found = k
-
-    return found
+        highest = k
+    return highest
 
 
 def plan(
@@ -120,48 +105,51 @@ def plan(
     tasks: Tasks = tuple(TASKS),
     contenders: Sequence[str] = tuple(CONTENDERS),
 ) -> Iterator[Cell]:
-    """Cells in their order, those that are done included. Round by round over all contenders and
-    tasks, so that all have come equally far when time ends."""
+    """Cells in their order, those that are done included.
+
+    Round by round over all contenders and tasks, so that all have come equally far when time ends.
+    """
     searches = {name: search_of(tasks, name, done) for name in contenders}
+
     if "search" in parts:
-        for place in range(max(len(found.wanted) for found in searches.values())):
-            for seed in TUNING_SEEDS:
-                for name, found in searches.items():
-                    if place < len(found.wanted):
-                        for task in tasks:
-                            yield make(
-                                "tuning",
-                                task,
-                                name,
-                                found.wanted[place],
-                                seed,
-                            )
+        yield from search_cells(searches, tasks)
 
     # Reported runs wait for all searches: nothing is chosen after the first of them.
     if "report" in parts and all(found.done for found in searches.values()):
-        for seed in REPORTING_SEEDS:
-            for name, found in searches.items():
-                if found.best is not None:
-                    for task in tasks:
-                        yield make(
-                            "reporting",
-                            task,
-                            name,
-                            found.best,
-                            seed,
-                        )
+        yield from report_cells(searches, tasks)
 
     if "stable" in parts:
-        for above in range(1, ABOVE + 1):
+        yield from stable_cells(searches, tasks, done)
+
+
+def search_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
+    """The rates that the searches want, the first of each contender first."""
+    longest = max(len(found.wanted) for found in searches.values())
+    for place in range(longest):
+        for seed in TUNING_SEEDS:
             for name, found in searches.items():
-                top = max(found.wanted)
-                below = range(min(found.wanted), top + above)
-                if found.done and all(stable_at(tasks, name, k, done) for k in below):
-                    for task in tasks:
-                        yield make(
-                            "tuning",
-                            task,
-                            name,
-                            top + above,
-                            TUNING_SEEDS[0],
-                        )
+                if place >= len(found.wanted):
+                    continue
+                for task in tasks:
+                    yield make("tuning", task, name, found.wanted[place], seed)
+
+
+def report_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
+    """Each contender at its best rate, on the reporting seeds."""
+    for seed in REPORTING_SEEDS:
+        for name, found in searches.items():
+            if found.best is None:
+                continue
+            for task in tasks:
+                yield make("reporting", task, name, found.best, seed)
+
+
+def stable_cells(searches: dict[str, Search], tasks: Tasks, done: Done) -> Iterator[Cell]:
+    """Rates above a grid, while everything below them is stable."""
+    for above in range(1, ABOVE + 1):
+        for name, found in searches.items():
+            k = max(found.wanted) + above
+            below = range(min(found.wanted), k)
+            if found.done and all(stable_at(tasks, name, j, done) for j in below):
+                for task in tasks:
+                    yield make("tuning", task, name, k, TUNING_SEEDS[0])

@@ -33,9 +33,14 @@ class Spec:
 
 def sums(rng: random.Random) -> Iterator[tuple[str, Row]]:
     while True:
-        terms = [rng.randint(1, 30), *(rng.choice((-1, 1)) * rng.randint(1, 9) for _ in range(2))]
-        first, *others = terms
-        question = f"{first} " + " ".join(f"{'-' if n < 0 else '+'} {abs(n)}" for n in others)
+        terms = [rng.randint(1, 30)]
+        question = str(terms[0])
+        for _ in range(2):
+            sign = rng.choice((-1, 1))
+            number = rng.randint(1, 9)
+            terms.append(sign * number)
+            question += f" {'-' if sign < 0 else '+'} {number}"
+
         key = " ".join(map(str, sorted(terms)))
         yield key, {"question": f"{question} =", "answer": str(sum(terms))}
 
@@ -43,8 +48,10 @@ def sums(rng: random.Random) -> Iterator[tuple[str, Row]]:
 def words(rng: random.Random) -> Iterator[tuple[str, Row]]:
     from mesotron.tasks.arith import generate
 
-    problems = [*generate("train", DRAWS // 6, (3, 4), SEED), *generate("eval", 2000, (3, 4), SEED)]
-    for problem in problems:
+    levels = (3, 4)
+    problems = generate("train", DRAWS // 6, levels, SEED)
+    more = generate("eval", 2000, levels, SEED)
+    for problem in [*problems, *more]:
         answer = f"{problem.solution}\n#### {problem.gold}"
         yield str(problem.solution), {"question": problem.question, "answer": answer}
 
@@ -64,9 +71,9 @@ def countdown(rng: random.Random) -> Iterator[tuple[str, Row]]:
         "max_numbers": 3,
         "min_value": 1,
         "max_value": 20,
+        "min_target": 1,
+        "max_target": 99,
     }
-
-    settings |= {"min_target": 1, "max_target": 99}
     for row, entry in gym_rows("countdown", settings, rng):
         numbers = entry["metadata"]["numbers"]
         target = entry["metadata"]["target"]
@@ -81,7 +88,6 @@ def gym_rows(name: str, settings: Row, rng: random.Random) -> Iterator[tuple[Row
 
     text = json.dumps(settings | {"size": DRAWS}, sort_keys=True)
     seed = rng.randrange(2**31)
-
     dataset = make_dataset(name, text, seed)
     for index in range(DRAWS):
         entry = dataset[index]
@@ -101,7 +107,9 @@ def split_of(key: str) -> str:
     from mesotron.tasks.problem import digest
 
     place = digest(key, SEED) % 8
-    return "validation" if place == 0 else "test" if place < 3 else "train"
+    if place == 0:
+        return "validation"
+    return "test" if place < 3 else "train"
 
 
 def make_task(name: str) -> dict[str, list[Row]]:
@@ -109,10 +117,11 @@ def make_task(name: str) -> dict[str, list[Row]]:
     made: dict[str, list[Row]] = {split: [] for split in SIZES}
     questions: set[str] = set()
     for key, row in TASKS[name].draw(random.Random(f"{name} {SEED}")):
-        rows = made[split_of(key)]
-        if row["question"] not in questions and len(rows) < SIZES[split_of(key)]:
+        split = split_of(key)
+        is_new = row["question"] not in questions
+        if is_new and len(made[split]) < SIZES[split]:
             questions.add(row["question"])
-            rows.append(row | {"key": key})
+            made[split].append(row | {"key": key})
 
         if all(len(made[split]) == size for split, size in SIZES.items()):
             return made
@@ -130,10 +139,13 @@ def write_tasks(folder: Path) -> None:
 
         made = make_task(name)
         for use, held_out in (("tuning", "validation"), ("reporting", "test")):
-            for file, split in (("train", "train"), ("test", held_out)):
-                path = folder / name / use / f"{file}.jsonl"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("".join(json.dumps(row) + "\n" for row in made[split]))
+            write_rows(made["train"], folder / name / use / "train.jsonl")
+            write_rows(made[held_out], folder / name / use / "test.jsonl")
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -68,14 +68,14 @@ class Bench:
     def train(self, trainer: Any, cell: Cell) -> Cell:
         """Train to the end; losses, and gradient probes for one seed of the full budget."""
         steps = cell["steps"]
-        places = {round(share * steps) for share in PROBES}
-        probing = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
+        is_probed = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
+        places = {round(share * steps) for share in PROBES} if is_probed else set()
         losses = []
         probes = []
-
         half = {}
+
         while trainer.step < steps:
-            if trainer.step in places and probing:
+            if trainer.step in places:
                 probes.append({"step": trainer.step, **trainer.probe()})
 
             found = trainer.advance()
@@ -113,21 +113,13 @@ class Bench:
             world = self.demos.world
             assert world is not None
 
-            found = evaluate(
-                act,
-                world,
-                seeds,
-                execute=EXECUTE,
-                workers=1,
-                wrong=wrong,
-                batch=WAVE,
-            )
-            return found.success
+            options = {"execute": EXECUTE, "workers": 1, "wrong": wrong, "batch": WAVE}
+            return evaluate(act, world, seeds, **options).success
 
         is_small = cell["steps"] == given.small
+        is_plain = cell["strength"] == "noise" and cell["action_scale"] == 1
+        is_control = not is_small and cell["seed"] == 0 and is_plain
         half = max(given.test // 2, 1)
-        is_control = not is_small and cell["seed"] == 0
-        is_control = is_control and (cell["strength"], cell["action_scale"]) == ("noise", 1)
 
         return {
             "validation": success(VALIDATION_SEED, given.validation),
@@ -138,13 +130,15 @@ class Bench:
 
 def describe_step(statistics: dict[str, float]) -> dict[str, float]:
     """The statistics of the action module that the page shows."""
-    steps = {part: statistics[f"update_rms/{part}"] for part in ("action", "vision")}
-    shown = {"action_to_vision": steps["action"] / max(steps["vision"], 1e-30)}
-    for name in ("passed_rank", "dead_blocks", "concentration"):
-        keys = [key for key in statistics if key.startswith("optim/action/") and key.endswith(name)]
-        if keys:
-            shown[name] = sum(statistics[key] for key in keys) / len(keys)
+    action = statistics["update_rms/action"]
+    vision = statistics["update_rms/vision"]
+    shown = {"action_to_vision": action / max(vision, 1e-30)}
 
+    of_action = [key for key in statistics if key.startswith("optim/action/")]
+    for name in ("passed_rank", "dead_blocks", "concentration"):
+        found = [statistics[key] for key in of_action if key.endswith(name)]
+        if found:
+            shown[name] = sum(found) / len(found)
     return shown
 
 
@@ -153,22 +147,22 @@ def demos_config(given: Any) -> Any:
     from mesotron.config import DemosConfig, WorldConfig
 
     world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)
-    out = Path(given.state) / f"{given.world}-demos"
-
-    counts = {
-        "episodes": given.episodes,
-        "starts": given.starts,
-        "every": given.every,
-    }
-    return DemosConfig(world=world, out=out, **counts)
+    return DemosConfig(
+        world=world,
+        out=Path(given.state) / f"{given.world}-demos",
+        episodes=given.episodes,
+        starts=given.starts,
+        every=given.every,
+    )
 
 
 def train_config(given: Any, cell: Cell) -> Any:
     """A cell as the configuration of a run."""
     from mesotron.config import PartsOptimConfig, PolicyConfig, VlaTrainConfig
 
-    strength = cell["strength"]
-    promote = int(strength.removeprefix("k_p=")) if strength.startswith("k_p=") else None
+    promote = None
+    if cell["strength"].startswith("k_p="):
+        promote = int(cell["strength"].removeprefix("k_p="))
 
     optim = PartsOptimConfig(
         **CONTENDERS[cell["contender"]],

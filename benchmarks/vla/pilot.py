@@ -14,6 +14,8 @@ import time
 import traceback
 from typing import Any
 
+from benchmarks._lib.crew import say_with_seconds
+from benchmarks._lib.results import write_json
 from benchmarks.vla.cell import EXECUTE, WAVE, Bench, train_config
 from benchmarks.vla.plan import make_cell
 from benchmarks.vla.study import fill_in, make_data, make_parser
@@ -34,38 +36,25 @@ SHARING = 1.15  # what a step takes of a GPU that changes between processes, ove
 
 def main() -> None:
     parser = make_parser()
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        type=int,
-        default=list(BUDGETS),
-    )
-
+    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--short", type=int, default=SHORT)
-    parser.add_argument(
-        "--study-seconds",
-        type=float,
-        default=400,
-        help="time of the study itself",
-    )
-
+    parser.add_argument("--study-seconds", type=float, default=400, help="time of the study itself")
     given = fill_in(parser.parse_args())
-    began = time.time()
-
-    def say(sentence: str) -> None:
-        print(f"[{time.time() - began:5.0f} s] {sentence}", flush=True)
-
+    deadline = time.time() + given.seconds
+    say = say_with_seconds()
     for folder in (given.state, given.out):
         folder.mkdir(parents=True, exist_ok=True)
 
     make_data(given, say)
-    bench = Bench(given, began + given.seconds)
+    bench = Bench(given, deadline)
     say(f"{len(bench.demos):,} observations loaded")
+
     pilot = Pilot(bench, say)
     pilot.try_recording()
     pilot.time_steps()
     pilot.find_rates()
     pilot.follow_curve()
+
     found = pilot.found
     say(f"recorded {found.get('graph')}, rates {found['rates']}, budgets {found.get('budgets')}")
 
@@ -82,14 +71,13 @@ class Pilot:
         self.bench = bench
         self.given = bench.given
         self.say = say
-
         self.found: dict[str, Any] = {
             "world": self.given.world,
             "compared": {},
             "speed": {},
+            "rates": {},
+            "curve": [],
         }
-
-        self.found |= {"rates": {}, "curve": []}
 
     def try_recording(self) -> None:
         """Whether recorded steps equal plain ones; if not, the study uses plain ones."""
@@ -101,8 +89,9 @@ class Pilot:
             for name in ("muon_pion", "adamw", "pion"):
                 compared[f"{head}/{name}"] = self.attempt(compare, head, name)
 
-        gaps = [one.get("gap", 1.0) for one in compared.values()]
-        self.given.graph = self.found["graph"] = max(gaps) < MOST_GAP
+        largest = max(one.get("gap", 1.0) for one in compared.values())
+        self.given.graph = largest < MOST_GAP
+        self.found["graph"] = self.given.graph
         self.keep()
 
     def time_steps(self) -> None:
@@ -128,8 +117,8 @@ class Pilot:
         """Muon's success by budget while there is time, and the study's budgets from it."""
         speed = self.found["speed"]["muon"]
         alone = min(speed.get(f"{kind} {self.given.batch}", 1e9) for kind in KINDS)
-
         affordable = self.given.study_seconds / (SHARING * alone / 1000)
+
         for steps in self.given.budgets:
             if time.time() > self.bench.deadline:
                 break
@@ -154,8 +143,7 @@ class Pilot:
     def keep(self) -> None:
         """Write the results to the study's state and to the output folder."""
         for folder in (self.given.state, self.given.out):
-            path = folder / f"{self.given.world}.pilot.json"
-            path.write_text(json.dumps(self.found, indent=1))
+            write_json(self.found, folder / f"{self.given.world}.pilot.json", indent=1)
 
 
 def compare(bench: Bench, head: str, name: str) -> dict[str, Any]:
@@ -171,87 +159,74 @@ def compare(bench: Bench, head: str, name: str) -> dict[str, Any]:
         trainer.statistics()  # must be readable after a replay
 
     bench.given.graph = graph
-    pairs = zip(losses[False], losses[True], strict=True)
-    gap = max(abs(a - b) / abs(a) for a, b in pairs)
-
-    return {
-        "gap": gap,
-        "plain": losses[False],
-        "recorded": losses[True],
-    }
+    plain = losses[False]
+    recorded = losses[True]
+    gap = max(abs(a - b) / abs(a) for a, b in zip(plain, recorded, strict=True))
+    return {"gap": gap, "plain": plain, "recorded": recorded}
 
 
 def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
     """Milliseconds of a step, plain and recorded, at the study's batch and others."""
     import torch
 
+    given = bench.given
+    graph = given.graph
+    batch = given.batch
+    on_gpu = given.device == "cuda"
+
+    sizes = [(False, batch)]
+    if graph and on_gpu:
+        sizes += [(True, batch // 2), (True, batch), (True, 2 * batch)]
+
     found = {}
-    graph = bench.given.graph
-
-    batch = bench.given.batch
-    for recorded, size in ((False, batch), (True, batch // 2), (True, batch), (True, 2 * batch)):
-        if recorded and not (graph and bench.given.device == "cuda"):
-            continue
-
-        bench.given.graph, bench.given.batch = recorded, size
+    for recorded, size in sizes:
+        given.graph = recorded
+        given.batch = size
         trainer = bench.make_trainer(make_cell(head, name, RATE, steps=100))
-        for _ in range(6):
-            loss = trainer.advance()["loss"]
-
-        float(loss)
+        advance(trainer, 6)
         start = time.perf_counter()
+        advance(trainer, 40)
+        found[f"{KINDS[recorded]} {size}"] = round(1000 * (time.perf_counter() - start) / 40, 3)
 
-        for _ in range(40):
-            loss = trainer.advance()["loss"]
-
-        float(loss)
-        kind = KINDS[recorded]
-        found[f"{kind} {size}"] = round(1000 * (time.perf_counter() - start) / 40, 3)
-
-    bench.given.graph, bench.given.batch = graph, batch
-    if bench.given.device == "cuda":
+    given.graph = graph
+    given.batch = batch
+    if on_gpu:
         found["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-
     return found
+
+
+def advance(trainer: Any, steps: int) -> None:
+    """Make steps and wait for the last one."""
+    for _ in range(steps):
+        loss = trainer.advance()["loss"]
+    float(loss)
 
 
 def try_auxiliary(bench: Bench, name: str, rate: float, steps: int) -> dict[str, Any]:
     """The losses of a short training by auxiliary rate, and the best of these."""
     given = bench.given
-    before = given.aux, given.aux_adamw
+    aux_before = given.aux
+    aux_adamw_before = given.aux_adamw
 
     losses = {}
     for aux in AUXILIARY:
         given.aux = given.aux_adamw = aux
-        cell = make_cell(
-            given.heads[0],
-            name,
-            rate,
-            steps,
-            seed=100,
-        )
+        losses[aux] = loss_of(bench, name, rate, steps)
 
-        losses[aux] = bench.train(bench.make_trainer(cell), cell)["loss"]
-
-    given.aux, given.aux_adamw = before
-    return {"best": min(losses, key=lambda aux: losses[aux]), "losses": losses}
+    given.aux = aux_before
+    given.aux_adamw = aux_adamw_before
+    return {"best": min(losses, key=losses.__getitem__), "losses": losses}
 
 
 def try_rates(bench: Bench, steps: int) -> dict[str, Any]:
     """The losses of a short training by Muon's rate, and the best of these."""
-    losses = {}
-    for rate in RATES:
-        cell = make_cell(
-            bench.given.heads[0],
-            "muon",
-            rate,
-            steps,
-            seed=100,
-        )
+    losses = {rate: loss_of(bench, "muon", rate, steps) for rate in RATES}
+    return {"best": min(losses, key=losses.__getitem__), "losses": losses}
 
-        losses[rate] = bench.train(bench.make_trainer(cell), cell)["loss"]
 
-    return {"best": min(losses, key=lambda rate: losses[rate]), "losses": losses}
+def loss_of(bench: Bench, name: str, rate: float, steps: int) -> float:
+    cell = make_cell(bench.given.heads[0], name, rate, steps, seed=100)
+    return bench.train(bench.make_trainer(cell), cell)["loss"]
 
 
 def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
@@ -264,43 +239,26 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
 
     given = bench.given
     start = time.time()
-
-    cell = make_cell(
-        given.heads[0],
-        "muon",
-        rate,
-        steps,
-        seed=100,
-    )
-
+    cell = make_cell(given.heads[0], "muon", rate, steps, seed=100)
     trainer = bench.make_trainer(cell)
     loss = bench.train(trainer, cell)["loss"]
     trained = time.time() - start
+
     narrow = torch.autocast(given.device, torch.bfloat16, enabled=given.device == "cuda")
     act = narrow(make_act(trainer.policy, given.device))
     seeds = range(VALIDATION_SEED, VALIDATION_SEED + given.validation)
     world = bench.demos.world
-
     assert world is not None
-    played = evaluate(
-        act,
-        world,
-        seeds,
-        execute=EXECUTE,
-        batch=WAVE,
-    )
-
-    tasks = {task: right / total for task, (right, total) in played.by_task.items()}
-    seconds = {"train_seconds": round(trained, 1), "seconds": round(time.time() - start, 1)}
-    config = train_config(given, cell)
+    played = evaluate(act, world, seeds, execute=EXECUTE, batch=WAVE)
 
     return {
         "steps": steps,
         "success": played.success,
         "loss": loss,
-        "tasks": tasks,
-        **seconds,
-        "batch": config.batch,
+        "tasks": {task: right / total for task, (right, total) in played.by_task.items()},
+        "train_seconds": round(trained, 1),
+        "seconds": round(time.time() - start, 1),
+        "batch": train_config(given, cell).batch,
     }
 
 
@@ -326,12 +284,7 @@ def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
     full = min(later, default=2 * small)
     full = min(full, max(100, round(affordable * 2 / 3 / (20 + 26 / 3), -2)))
     small = min(small, full // 3)
-
-    return {
-        "small": int(small),
-        "full": int(full),
-        "long": int(max(2 * full, best["steps"])),
-    }
+    return {"small": int(small), "full": int(full), "long": int(max(2 * full, best["steps"]))}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks._lib.rows import where
+
 Cell = dict[str, Any]
 PARTS = ("vision", "language", "fusion", "action")
 CONTENDERS = {
@@ -39,19 +41,20 @@ STRENGTHS = ("k_p=0", "k_p=1", "k_p=2", "k_p=3", "k_p=4", "noise")
 def key_of(cell: Cell) -> str:
     """A cell's name; a finished cell has the name that it was planned under."""
     names = ("head", "contender", "rate", "strength", "steps", "seed")
+    words = [str(cell[name]) for name in names]
     scale = cell.get("action_scale", 1)
-    return "/".join([*(str(cell[name]) for name in names), *([f"x{scale}"] if scale != 1 else [])])
+    if scale != 1:
+        words.append(f"x{scale}")
+    return "/".join(words)
 
 
 def make_cell(head: str, contender: str, rate: float, steps: int, seed: int = 0) -> Cell:
     """A cell with the default strength, the noise edge."""
-    cell: Cell = {
+    return {
         "head": head,
         "contender": contender,
         "rate": rate,
         "strength": "noise",
-    }
-    return cell | {
         "steps": steps,
         "seed": seed,
         "action_scale": 1,
@@ -98,12 +101,8 @@ def grid(given: Any, done: dict[str, Cell], head: str, name: str) -> list[float]
 
 def of(done: dict[str, Cell], head: str, name: str, steps: int, seed: int = 0) -> dict[float, Cell]:
     """Finished cells with the default strength, by rate."""
-    return {
-        cell["rate"]: cell
-        for cell in done.values()
-        if (cell["head"], cell["contender"], cell["steps"]) == (head, name, steps)
-        and (cell["seed"], cell["strength"], cell.get("action_scale", 1)) == (seed, "noise", 1)
-    }
+    cells = where(done.values(), head=head, contender=name, steps=steps, seed=seed)
+    return {cell["rate"]: cell for cell in where(cells, strength="noise", action_scale=1)}
 
 
 def best_rate(
@@ -114,7 +113,9 @@ def best_rate(
     found = of(done, head, name, steps)
     if any(rate not in found for rate in rates):
         return None
-    return max((found[rate] for rate in rates), key=preference([found[r] for r in rates]))["rate"]
+
+    cells = [found[rate] for rate in rates]
+    return max(cells, key=preference(cells))["rate"]
 
 
 def preference(cells: list[Cell]) -> Any:
@@ -126,13 +127,7 @@ def preference(cells: list[Cell]) -> Any:
 
 def small_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float | None:
     """The best rate at the small budget, once its grid is done."""
-    return best_rate(
-        done,
-        head,
-        name,
-        given.small,
-        grid(given, done, head, name),
-    )
+    return best_rate(done, head, name, given.small, grid(given, done, head, name))
 
 
 def full_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float | None:
@@ -141,14 +136,7 @@ def full_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float 
     best = small_rate(given, done, head, name)
     if best is None:
         return None
-
-    return best_rate(
-        done,
-        head,
-        name,
-        given.full,
-        [best, best / 2],
-    )
+    return best_rate(done, head, name, given.full, [best, best / 2])
 
 
 def finals(given: Any, done: dict[str, Cell], head: str, name: str) -> list[Cell]:
@@ -160,47 +148,30 @@ def finals(given: Any, done: dict[str, Cell], head: str, name: str) -> list[Cell
     cells = [make_cell(head, name, rate, given.full) for rate in (best, best / 2)]
     chosen = full_rate(given, done, head, name)
     for seed in range(1, given.seeds):
-        cells.append(
-            make_cell(
-                head,
-                name,
-                best,
-                given.small,
-                seed,
-            )
-        )
+        cells.append(make_cell(head, name, best, given.small, seed))
         if chosen is not None:
-            cells.append(
-                make_cell(
-                    head,
-                    name,
-                    chosen,
-                    given.full,
-                    seed,
-                )
-            )
-
+            cells.append(make_cell(head, name, chosen, given.full, seed))
     return cells
 
 
 def longer(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
     """The best contender trained longer, unless the full budget was enough for it."""
+    quick = [name for name in given.contenders if name != SLOW]
     found = []
-    for name in given.contenders:
-        chosen = None if name == SLOW else full_rate(given, done, head, name)
+    for name in quick:
+        chosen = full_rate(given, done, head, name)
         if chosen is not None:
             found.append(of(done, head, name, given.full)[chosen])
 
-    complete = len(found) == sum(name != SLOW for name in given.contenders)
-    if not given.long or not complete:
+    if not given.long or len(found) < len(quick):
         return []
 
     best = max(found, key=preference(found))
     if best["validation"] >= ENOUGH:
         return []
 
-    named = head, best["contender"], best["rate"], given.long
-    return [make_cell(*named, seed) for seed in range(given.seeds)]
+    name = best["contender"]
+    return [make_cell(head, name, best["rate"], given.long, seed) for seed in range(given.seeds)]
 
 
 def low_rank(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
@@ -212,16 +183,7 @@ def low_rank(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
     if best is None:
         return []
 
-    return [
-        make_cell(
-            head,
-            SLOW,
-            best,
-            given.small,
-            seed,
-        )
-        for seed in range(given.seeds)
-    ]
+    return [make_cell(head, SLOW, best, given.small, seed) for seed in range(given.seeds)]
 
 
 def strengths(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
