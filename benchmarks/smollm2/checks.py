@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.smollm2.rounded import imitate
 from mesotron.answers.verify import Verifier
 from mesotron.config import TrainConfig
-from mesotron.models.load import as_loaded
+from mesotron.models.sharded import as_loaded
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.runs import RunFolder

@@ -21,7 +21,7 @@ def model_folder(given: Any) -> Path:
     found = sorted(Path(given.model).expanduser().glob("*.gguf"))
     if not found:
         return Path(given.model).expanduser()
-    from mesotron.models.load import convert_gguf
+    from mesotron.models.gguf import convert_gguf
 
     folder = convert_gguf(found[0], given.state / "models")
     name_tokens(folder)

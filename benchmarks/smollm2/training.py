@@ -22,7 +22,7 @@ from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.answers.verify import Verifier
 from mesotron.compare.kinds import Language, diverged_at, health_of
 from mesotron.config import TrainConfig
-from mesotron.models.load import lora_config
+from mesotron.models.adapters import lora_config
 from mesotron.rewards.call import as_reward_function
 from mesotron.rlvr.callbacks import EvalEvery, SnrProbe
 from mesotron.rlvr.objectives import resolve

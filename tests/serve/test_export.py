@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mesotron.cli import main
 from mesotron.config import ChatConfig, ModelConfig, RewardConfig, TrainConfig
-from mesotron.models.load import load_model, lora_config
+from mesotron.models.adapters import lora_config
+from mesotron.models.load import load_model
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import writing
 from mesotron.runs.doctor import Gpu, list_gpus

@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from torch.distributed.tensor import DTensor
 
 import mesotron
-from mesotron.models.load import reshard
+from mesotron.models.sharded import reshard
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 import mesotron
-from mesotron.models.load import reshard
+from mesotron.models.sharded import reshard
 from mesotron.rlvr.checkpoint import load_state
 from support import rlvr_processes as common
 from support.rlvr_tiny import EOS, make_trainer, same

@@ -27,7 +27,7 @@ from mesotron.config.base import from_plain
 from mesotron.evaluate import scores
 from mesotron.evaluate.scores import Score, Transcript, bootstrap, pass_at_k, powers_of_two, wilson
 from mesotron.models.library import set_library_variables
-from mesotron.models.load import check_name
+from mesotron.models.names import check_name
 from mesotron.rewards.call import Reward, check_reward, is_own, make_reward
 from mesotron.runs import newest_whole
 from mesotron.runs.console import SafeConsole, print_line
@@ -381,7 +381,7 @@ class Subject:
         from peft import get_peft_model
 
         from mesotron.models.adapters import load_adapter
-        from mesotron.models.load import lora_config
+        from mesotron.models.adapters import lora_config
 
         lora = lora_config(self.model)  # as the run made it: no other file is believed
         if lora is None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from mesotron.config import TaskConfig
-from mesotron.models.load import SHIPPED
+from mesotron.models.names import is_local
 
 
 def set_library_variables(task: TaskConfig, *models: str) -> None:
@@ -14,11 +14,13 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
-    # Without a path the data is generated, or the hub's GSM8K.
-    paths = task.data or ((task.path,) if task.path else ())
-    local = [Path(path).expanduser().exists() for path in paths]
-    local += [task.name != "gsm8k"] if not paths else []
-    local += [name in SHIPPED or Path(name).expanduser().exists() for name in models]
-
-    if all(local):
+    if _is_local_data(task) and all(is_local(model) for model in models):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _is_local_data(task: TaskConfig) -> bool:
+    if not task.data and not task.path:
+        return task.name != "gsm8k"  # without a path the data is generated, or the hub's GSM8K
+
+    paths = task.data or (task.path,)
+    return all(Path(str(path)).expanduser().exists() for path in paths)

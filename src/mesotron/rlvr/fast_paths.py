@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from mesotron.models.load import RECORD_BELOW
+from mesotron.models.speed import RECORD_BELOW
 from mesotron.rlvr.passes.recording import recording_obstacle
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, attention_obstacle

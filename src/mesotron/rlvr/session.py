@@ -26,7 +26,11 @@ from mesotron.answers.verify import Verifier
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
 from mesotron.evaluate.evaluate import evaluate
-from mesotron.models import load as models
+from mesotron.models.adapters import lora_config
+from mesotron.models.load import load_model
+from mesotron.models.precision import choose_precision, supports_bfloat16
+from mesotron.models.sharded import as_loaded
+from mesotron.models.speed import choose_speed
 from mesotron.optim.device import choose_device, name_device, use_one_thread_if_small
 from mesotron.probes.forgetting import read_text, text_blocks
 from mesotron.rewards.call import Reward, as_reward_function, make_reward, reads_answers
@@ -121,9 +125,9 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     check_enough(len(task.train), config)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
-    config = models.choose_precision(config, models.supports_bfloat16(device))
+    config = choose_precision(config, supports_bfloat16(device))
 
-    model, tokenizer = models.load_model(config.model, device)
+    model, tokenizer = load_model(config.model, device)
     if toolbox is not None:
         tokenizer = toolbox.prepare(tokenizer, config.model.name)
         config = replace(config, rollout=replace(config.rollout, fast=False))
@@ -140,7 +144,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
 
     use_one_thread_if_small(model, device, config.threads)
     fuses = FusedSampler.obstacle(model) is None
-    config = models.choose_speed(config, device.type == "cuda", model.num_parameters(), fuses)
+    config = choose_speed(config, device.type == "cuda", model.num_parameters(), fuses)
     arguments |= sampler_arguments(config.rollout, config.objective.name) | options
 
     return Parts(
@@ -314,7 +318,7 @@ def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     task = parts.task
 
     own = parts.reward if code_names(config.reward) else None
-    with models.as_loaded(model):
+    with as_loaded(model):
         result = evaluate(
             model,
             parts.tokenizer,
@@ -350,7 +354,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         args=args,
         train_dataset=make_rows(first_level(parts.task, config.task), config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
-        peft_config=models.lora_config(config.model),
+        peft_config=lora_config(config.model),
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         # Own rewards alone read no answers, and what is logged of answers would mislead the watch.
@@ -448,7 +452,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
 
     def set_beta(beta: float) -> None:
         if trainer.ref_model is None and not has_adapters(trainer.policy):
-            start, _ = models.load_model(config.model, parts.device)
+            start, _ = load_model(config.model, parts.device)
             trainer.ref_model = Anchor(dtype=None).start(start)
         trainer.beta = trainer.args.beta = beta
 

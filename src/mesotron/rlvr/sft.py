@@ -11,7 +11,9 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from mesotron.config import OptimConfig, SftConfig
-from mesotron.models.load import choose_precision, load_model, lora_config, supports_bfloat16
+from mesotron.models.adapters import lora_config
+from mesotron.models.load import load_model
+from mesotron.models.precision import choose_precision, supports_bfloat16
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.device import choose_device, use_one_thread_if_small

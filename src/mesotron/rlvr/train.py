@@ -18,7 +18,7 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.models.library import set_library_variables
-from mesotron.models.load import check_cached, check_name
+from mesotron.models.names import check_cached, check_name
 from mesotron.rewards.call import PARTS, check_reward, needs_gold, reads_answers, try_reward
 from mesotron.rlvr.objectives import check_enough, trl_arguments
 from mesotron.rlvr.plan.estimate import GIB, QUANTIZED_BYTES, find_shape

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.models.load import largest, reshard, smallest
+from mesotron.models.sharded import largest, reshard, smallest
 
 # Rows are dropped from the batch when this share of it is finished: copying the cache costs about
 # as much as a step.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from mesotron.models.load import as_loaded
+from mesotron.models.sharded import as_loaded
 
 Shape = tuple[int, int, int]
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.

@@ -14,7 +14,8 @@ from mesotron.config import ExportConfig, TaskConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.evaluate.evaluate import Subject, find_subject
 from mesotron.models.library import set_library_variables
-from mesotron.models.load import SHIPPED, locate, no_progress_bars
+from mesotron.models.messages import no_progress_bars
+from mesotron.models.names import SHIPPED, locate
 from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from mesotron.config import GpuName, TrainConfig
-from mesotron.models.load import RECORD_BELOW, TINY_WEIGHTS, choose_precision, choose_speed
+from mesotron.models.names import TINY_WEIGHTS
+from mesotron.models.precision import choose_precision
+from mesotron.models.speed import RECORD_BELOW, choose_speed
 from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl_arguments
 from mesotron.runs.files import read_json
 from mesotron.runs.process import num_processes

@@ -1,0 +1,85 @@
+"""GGUF files, converted once to a model folder in the user's cache.
+
+Reading one takes half a minute, so the folder is kept. Its name carries a digest of the file's
+content; it appears complete or not at all.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mesotron.models.messages import first_sentence, no_progress_bars
+from mesotron.runs.extras import require
+
+# Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
+GGUF_LAYOUT = 1
+# With these marks Transformers refuses to save a model, though its weights are float32 now.
+QUANTIZATION_MARKS = ("hf_quantizer", "quantization_method", "is_quantized")
+
+
+def convert_gguf(file: Path, cache: Path | None = None) -> Path:
+    """Convert a GGUF file to a model folder, or return the cached folder of an earlier call."""
+    if cache is None:
+        root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        cache = Path(root).expanduser() / "mesotron" / "models"
+
+    folder = cache / f"{file.stem}-{_digest(file)[:12]}"
+    if (folder / "config.json").is_file():
+        return folder
+
+    print(f"converting {file.name} once, about half a minute; cached in {folder}", file=sys.stderr)
+    cache.mkdir(parents=True, exist_ok=True)
+
+    draft = Path(tempfile.mkdtemp(prefix=f".{file.stem}-", dir=cache))
+    try:
+        with no_progress_bars():
+            _write_folder(file, draft)
+
+        # Renaming makes it complete or absent; a concurrent conversion has the same content.
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    return folder
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+
+    digest.update(f"layout {GGUF_LAYOUT}".encode())
+    return digest.hexdigest()
+
+
+def _write_folder(file: Path, folder: Path) -> None:
+    require("rlvr", ["gguf"], f"reading {file.name}")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # Beside other files of a tokenizer, Transformers loses the special tokens.
+    link = folder / file.name
+    link.symlink_to(file.resolve())
+    place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **place)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, trust_remote_code=False, **place
+        )
+    # An untrusted file, or an architecture that Transformers does not convert.
+    except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        why = first_sentence(error)
+        raise ValueError(f"{file}: cannot read this GGUF file: {why}") from error
+
+    link.unlink()
+    for name in QUANTIZATION_MARKS:
+        vars(model).pop(name, None)
+
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
