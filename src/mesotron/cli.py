@@ -78,7 +78,7 @@ COMMANDS = {
     "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE, "rlvr"),
     "plan": Command(config.PlanConfig, "mesotron.rlvr.plan.cost:run", PLAN),
     "sft": Command(config.SftConfig, "mesotron.rlvr.train:run", None, "rlvr"),
-    "eval": Command(config.EvalConfig, "mesotron.evaluate.evaluate:run", RUN, "rlvr"),
+    "eval": Command(config.EvalConfig, "mesotron.evaluate.command:run", RUN, "rlvr"),
     "chat": Command(config.ChatConfig, "mesotron.serve.chat:run", None, "rlvr"),
     "export": Command(config.ExportConfig, "mesotron.serve.export:run", None, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),

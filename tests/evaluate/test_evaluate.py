@@ -17,8 +17,15 @@ from mesotron.answers.facts import Facts, no_facts
 from mesotron.answers.formats import FORMATS
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
-from mesotron.evaluate import evaluate as command
-from mesotron.evaluate import scores
+from mesotron.evaluate import command, scores, transcripts
+from mesotron.evaluate.evaluate import evaluate
+from mesotron.evaluate.result import (
+    describe_format,
+    describe_temperature,
+    score_greedy,
+    score_sampled,
+)
+from mesotron.evaluate.subject import Subject, find_subject
 from mesotron.models.load import load_model
 from mesotron.rlvr.run_report import curve_lines, write_report
 from mesotron.runs import RunFolder
@@ -81,7 +88,7 @@ def test_models_with_other_names_in_their_configs(kind, random_model):
 
 def test_precision_and_template_fit_the_machine_and_the_run():
     template = {"enable_thinking": False}
-    run = command.Subject("run", ModelConfig(name="tiny", dtype="bfloat16"), template=template)
+    run = Subject("run", ModelConfig(name="tiny", dtype="bfloat16"), template=template)
     model, tokenizer = run.load(torch.device("cpu"))
 
     assert model.dtype == torch.float32
@@ -184,7 +191,7 @@ def test_samples_of_a_problem_are_adjacent_and_text_has_a_majority_too(
 
     monkeypatch.setattr(decode, "generate", generate)
     problems = [Problem("Rotate.", "1 0", "p"), Problem("2 + 5?", "7", "q")]
-    found = command.evaluate(
+    found = evaluate(
         *random_model,
         problems,
         TaskConfig(),
@@ -196,7 +203,7 @@ def test_samples_of_a_problem_are_adjacent_and_text_has_a_majority_too(
     assert found.sampled.pass_at[1].value == pytest.approx((2 / 3 + 1 / 3) / 2)
 
     with pytest.raises(ValueError, match="num-eval"):
-        command.evaluate(None, None, [], TaskConfig())
+        evaluate(None, None, [], TaskConfig())
 
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
@@ -219,7 +226,7 @@ COMPLETION = Completion("", (1, 2, 3), False)
 
 def test_greedy_scores_by_hand():
     problems = [Problem("q", "7", f"p{n}", level) for n, level in enumerate((1, 1, 2, 2))]
-    found = command.score_greedy([COMPLETION] * 4, [RIGHT, WRONG, BARE, RIGHT], problems)
+    found = score_greedy([COMPLETION] * 4, [RIGHT, WRONG, BARE, RIGHT], problems)
     assert (found.strict.value, found.lenient.value) == (0.5, 0.75)
     assert {level: score.value for level, score in found.by_level.items()} == {"1": 0.5, "2": 0.5}
     assert found.rates["facts/formatted"] == 0.75
@@ -228,7 +235,7 @@ def test_greedy_scores_by_hand():
 
 def test_sampled_scores_by_hand():
     facts = [RIGHT, RIGHT, RIGHT, WRONG, WRONG, BARE]  # two samples for each of three problems
-    found = command.score_sampled(
+    found = score_sampled(
         [COMPLETION] * 6,
         facts,
         samples=2,
@@ -244,12 +251,12 @@ def test_sampled_scores_by_hand():
 
 
 def test_findings_need_significant_and_large_gaps():
-    assert "60.0%" in command.describe_temperature(scores.Score(0.2, 0.1, 0.3), 0.6, 0.4, 1.0)[0]
-    assert "20.0%" in command.describe_temperature(scores.Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
-    assert command.describe_temperature(scores.Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
-    assert command.describe_temperature(scores.Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
-    assert "40.0%" in command.describe_format(0.2, 0.6)[0]
-    assert command.describe_format(0.6, 0.6) == []
+    assert "60.0%" in describe_temperature(scores.Score(0.2, 0.1, 0.3), 0.6, 0.4, 1.0)[0]
+    assert "20.0%" in describe_temperature(scores.Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
+    assert describe_temperature(scores.Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
+    assert describe_temperature(scores.Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
+    assert "40.0%" in describe_format(0.2, 0.6)[0]
+    assert describe_format(0.6, 0.6) == []
 
 
 def test_the_tiny_model_is_measured():
@@ -258,14 +265,7 @@ def test_the_tiny_model_is_measured():
     model.train()
     problems = load_task(task).eval
 
-    result = command.evaluate(
-        model,
-        tokenizer,
-        problems,
-        task,
-        max_tokens=32,
-        samples=4,
-    )
+    result = evaluate(model, tokenizer, problems, task, max_tokens=32, samples=4)
 
     assert model.training  # as it was
     assert result.problems == len(result.transcripts) == 12
@@ -280,11 +280,11 @@ def test_the_tiny_model_is_measured():
 
     again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert again["greedy"]["strict"]["value"] == result.greedy.strict.value
-    assert scores.Transcript(**again["transcripts"][0]) == result.transcripts[0]
+    assert transcripts.Transcript(**again["transcripts"][0]) == result.transcripts[0]
 
 
-def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transcript:
-    return scores.Transcript(
+def transcript(name: str, correct: bool, completion: str = "x") -> transcripts.Transcript:
+    return transcripts.Transcript(
         id=name,
         question="q",
         gold="7",
@@ -299,14 +299,14 @@ def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transc
 def test_typical_pairs_in_proportion_to_what_changed():
     before = [transcript(str(k), k < 3) for k in range(20)]  # three right, two of them lost
     after = [transcript(str(k), k >= 2 and k < 18) for k in range(20)]
-    ids = [pair.before.id for pair in scores.pair_up(before, after, 4)]
+    ids = [pair.before.id for pair in transcripts.pair_up(before, after, 4)]
 
     assert ids == ["3", "4", "5", "0"]  # 15 gained, 2 lost, 2 still wrong, 1 right both times
-    shown = scores.describe_changes(before, after)
+    shown = transcripts.describe_changes(before, after)
     assert shown == "15 gained, 2 lost, 2 still wrong, 1 right before and after"
-    assert scores.pair_up([], [], 4) == []
+    assert transcripts.pair_up([], [], 4) == []
 
-    pairs = scores.pair_up(before, after[::-1], 1)  # paired by problem
+    pairs = transcripts.pair_up(before, after[::-1], 1)  # paired by problem
     assert (pairs[0].after.id, pairs[0].change) == ("3", "no answer to right")
 
     for changed, word in (
@@ -314,7 +314,7 @@ def test_typical_pairs_in_proportion_to_what_changed():
         ({"correct_unformatted": True}, "right outside the format"),
         ({"truncated": True}, "cut off"),
     ):
-        assert scores.verdict(replace(transcript("a", False), **changed)) == word
+        assert transcripts.verdict(replace(transcript("a", False), **changed)) == word
 
 
 def test_a_report_has_gaps_where_rows_have_no_value_and_no_escape_codes(tmp_path):
@@ -364,20 +364,20 @@ def test_side_by_side_escapes_control_characters():
     )
 
     evil = "[red]\x1b[2J\x07 done"
-    console.print(scores.side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
+    console.print(transcripts.side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
     text = console.export_text()
 
     assert "[red]\\x1b[2J\\x07 done" in text
     assert "right" in text
 
-    shown = scores.shorten("a" * 1000 + "end", limit=20)
+    shown = transcripts.shorten("a" * 1000 + "end", limit=20)
     assert (shown[:4], shown[-3:], len(shown) < 60) == ("aaaa", "end", True)
 
 
 def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="runs/last"):
-        command.find_subject("runs/last")
+        find_subject("runs/last")
 
     config = {
         "model": {"name": "tiny"},
@@ -392,18 +392,18 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
 
     run = RunFolder.create(tmp_path / "runs" / "a", config, {})
     with pytest.raises(ValueError, match="checkpoint"):
-        command.find_subject("runs/a")
+        find_subject("runs/a")
 
     for step in (1, 2):
         with writing(run.checkpoints, step) as draft:
             (draft / "config.json").write_text("{}")
 
     run.append("metrics", {"step": 1})
-    assert command.find_subject("runs/last").start == ModelConfig(name="tiny")
-    assert command.find_subject("runs/last").template == {"enable_thinking": False}
+    assert find_subject("runs/last").start == ModelConfig(name="tiny")
+    assert find_subject("runs/last").template == {"enable_thinking": False}
 
     for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
-        assert command.find_subject(name).model.name.endswith(f"checkpoint-{step}")
+        assert find_subject(name).model.name.endswith(f"checkpoint-{step}")
         parsed = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
         assert parsed.task == TaskConfig(
             levels=(2,),
@@ -418,7 +418,7 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
         (draft / "x").write_text("")
 
     with pytest.raises(ValueError, match="snake"):
-        command.find_subject("runs/snake")
+        find_subject("runs/snake")
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):

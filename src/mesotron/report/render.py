@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from mesotron import __version__
 from mesotron.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
-from mesotron.evaluate.scores import Transcript, describe_changes, pair_up, verdict
+from mesotron.evaluate.transcripts import Transcript, describe_changes, pair_up, verdict
 from mesotron.report import summary
 from mesotron.report.data import Chart, Line, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.read import Run

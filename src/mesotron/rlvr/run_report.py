@@ -9,6 +9,7 @@ from rich.table import Table
 
 from mesotron.config import TrainConfig
 from mesotron.evaluate import scores
+from mesotron.evaluate import transcripts as texts
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import Row
@@ -32,7 +33,7 @@ def compare(before: Row, after: Row) -> Row:
 
     both = {one.id: one for one in transcripts(before)}
     pairs = [(both[one.id], one) for one in transcripts(after)]
-    changes = scores.changes_of(pairs, kind)
+    changes = texts.changes_of(pairs, kind)
     ends = {"before": main_score(before), "after": main_score(after)}
     if not changes or None in ends.values():
         return result
@@ -56,10 +57,10 @@ def main_score(result: Row) -> Row | None:
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
     both = transcripts(before), transcripts(after)
-    console.print(scores.side_by_side(*both, PAIRS_SHOWN))
+    console.print(texts.side_by_side(*both, PAIRS_SHOWN))
 
     if result["measure"] == "accuracy" and "gain" in result:
-        changes = scores.describe_changes(*both)
+        changes = texts.describe_changes(*both)
         note = f"; above, {PAIRS_SHOWN} typical problems in these proportions"
         print_line(console, changes + note * (len(both[0]) > PAIRS_SHOWN))
 
@@ -101,10 +102,10 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         findings=result["findings"],
         curves=curve_lines(rows),
         watch=watch_lines(rows, run.rows("events")),
-        changes=scores.describe_changes(*both),
-        pairs=scores.pair_up(*both, PAIRS_SHOWN),
-        verdict=scores.verdict,
-        shorten=scores.shorten,
+        changes=texts.describe_changes(*both),
+        pairs=texts.pair_up(*both, PAIRS_SHOWN),
+        verdict=texts.verdict,
+        shorten=texts.shorten,
         indented=indented,
     )
 
@@ -158,9 +159,9 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
 
 
 def indented(text: str) -> str:
-    lines = scores.shorten(text).splitlines() or ["(nothing)"]
+    lines = texts.shorten(text).splitlines() or ["(nothing)"]
     return "\n".join(f"    {line}" for line in lines)
 
 
-def transcripts(result: Row) -> list[scores.Transcript]:
-    return [scores.Transcript(**one) for one in result["transcripts"]]
+def transcripts(result: Row) -> list[texts.Transcript]:
+    return [texts.Transcript(**one) for one in result["transcripts"]]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mesotron.answers.formats import FORMATS
 from mesotron.config import ChatConfig, TaskConfig
-from mesotron.evaluate.evaluate import Subject, find_subject
+from mesotron.evaluate.subject import Subject, find_subject
 from mesotron.models.library import set_library_variables
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.process import go_offline_without_network

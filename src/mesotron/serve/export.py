@@ -12,7 +12,7 @@ from typing import Any
 
 from mesotron.config import ExportConfig, TaskConfig, TrainConfig
 from mesotron.config.base import to_plain
-from mesotron.evaluate.evaluate import Subject, find_subject
+from mesotron.evaluate.subject import Subject, find_subject
 from mesotron.models.library import set_library_variables
 from mesotron.models.messages import no_progress_bars
 from mesotron.models.names import SHIPPED, locate
