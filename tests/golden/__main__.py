@@ -7,11 +7,12 @@
     python -m golden update                       write the committed references again
 
 Run them from the root of the repository with PYTHONPATH=src:tests, or use `make golden BASE=REV`.
-`--only` takes names of cases and of rooms. Floating-point results are equal to the last bit on one
-machine only, so they are not committed: `against` makes both sides here. The cases use the command
-line and public names alone, so they run with older and newer code. What does not depend on the
-machine (help pages, parsed command lines, verdicts on public logs) is committed beside this file
-and checked by tests/test_golden.py.
+`--only` takes names of cases and of rooms; `--only quick` is a first look.
+
+Floating-point results are equal to the last bit on one machine only, so they are not committed:
+`against` makes both sides here. The cases use the command line and public names alone, so they run
+with older and newer code. What does not depend on the machine (help pages, parsed command lines,
+verdicts on public logs) is committed beside this file and checked by tests/test_golden.py.
 """
 
 import argparse

@@ -3,9 +3,14 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from golden.cases import choose
 
 # Clocks, memory and speed differ between two runs of the same code.
 VOLATILE = re.compile(
@@ -26,16 +31,18 @@ def digest_folder(folder: Path, inputs: Path) -> dict[str, Any]:
             content = read(path, in_checkpoint="checkpoint" in name)
             if content is not None:
                 digest[name] = content
-
     return digest
 
 
 def read(path: Path, in_checkpoint: bool) -> Any:
     """The stable content of one file; None leaves it out."""
     if path.suffix == ".safetensors" and (path.name in WEIGHTS or not in_checkpoint):
-        return digest_tensors(path)
+        return digest_arrays(load_file(path))
     if in_checkpoint:
         return None
+
+    if path.suffix == ".npz":
+        return digest_arrays(np.load(path))
 
     if path.suffix == ".jsonl":
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -44,17 +51,17 @@ def read(path: Path, in_checkpoint: bool) -> Any:
     if path.suffix == ".json":
         return without_volatile(json.loads(path.read_text(encoding="utf-8")))
 
+    if path.name == "routing.txt":
+        return path.read_text(encoding="utf-8").splitlines()
+
     return None
 
 
-def digest_tensors(path: Path) -> dict[str, str]:
-    from safetensors.numpy import load_file
-
+def digest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     digests = {}
-    for name, array in load_file(path).items():
+    for name, array in arrays.items():
         digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
         digests[name] = f"{array.dtype}{list(array.shape)} {digest}"
-
     return digests
 
 
@@ -64,19 +71,14 @@ def without_volatile(value: Any) -> Any:
         for key, item in value.items():
             if not VOLATILE.search(key):
                 kept[key] = without_volatile(item)
-
         return kept
-
     if isinstance(value, list):
         return [without_volatile(item) for item in value]
-
     return value
 
 
 def compare_folders(first: Path, second: Path, only: Iterable[str] = ()) -> int:
     """Print one line per case; returns 1 if any differs, failed, or is missing on one side."""
-    from golden.cases import choose
-
     stems = {path.stem for folder in (first, second) for path in folder.glob("*.json")}
     wanted = [name for name in choose(only) if name in stems or only]
 
@@ -85,10 +87,8 @@ def compare_folders(first: Path, second: Path, only: Iterable[str] = ()) -> int:
         found = list(differences(load(first / f"{name}.json"), load(second / f"{name}.json")))
         num_bad += bool(found)
         print(f"{name:<24} {'DIFFERENT' if found else 'equal'}")
-
         for text in found[:3]:
             print(f"    {text}")
-
         if len(found) > 3:
             print(f"    and {len(found) - 3} more")
 

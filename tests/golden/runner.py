@@ -16,6 +16,7 @@ from golden.digest import digest_folder
 
 ROOT = Path(__file__).parents[2]
 INPUTS = Path(__file__).parent / "inputs"
+TIME_LIMIT = 400.0  # seconds of one command
 # One thread, no network, and quick compilers: set before the libraries are imported.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -51,7 +52,6 @@ def run_cases(names: Iterable[str], out: Path, src: Path) -> int:
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         state = digest.get("failed", "done")
         print(f"{name:<24} {time.monotonic() - began:5.1f} s  {state}", flush=True)
-
     return failed
 
 
@@ -65,7 +65,6 @@ def import_package(src: Path) -> None:
 
     if Path(mesotron.__file__).parents[1] != src:
         raise SystemExit(f"mesotron was imported from {mesotron.__file__}, not from {src}")
-
     mesotron.GRPOTrainer  # noqa: B018
 
 
@@ -79,6 +78,11 @@ def run_case(name: str, folder: Path) -> dict:
         run_step(step, folder, log)
 
     digest = digest_folder(folder, INPUTS)
+
+    if CASES[name].shown:
+        for log in sorted(folder.glob("output-*.txt")):
+            digest[log.name] = log.read_text(encoding="utf-8").splitlines()
+
     for heavy in [*folder.rglob("checkpoints"), *folder.rglob("export")]:
         shutil.rmtree(heavy, ignore_errors=True)
 
@@ -87,17 +91,32 @@ def run_case(name: str, folder: Path) -> dict:
 
 def run_step(step: str | Killed, folder: Path, log: Path) -> None:
     words = step.command.split() if isinstance(step, Killed) else step.split()
-    pid = fork(words, folder, log)
-    if isinstance(step, Killed):
-        kill_after(pid, folder / "run" / "metrics.jsonl", step.rows)
-
-    status = os.waitpid(pid, 0)[1]
-    code = os.waitstatus_to_exitcode(status)
-
+    most_rows = step.rows if isinstance(step, Killed) else None
     expected = -signal.SIGKILL if isinstance(step, Killed) else 0
+
+    pid = fork(words, folder, log)
+    code = wait(pid, folder / "run" / "metrics.jsonl", most_rows)
     if code != expected:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise CaseFailed(f"exit code {code} of {' '.join(words[:3])}: {' '.join(last)}")
+
+
+def wait(pid: int, metrics: Path, most_rows: int | None) -> int:
+    """The exit code of a child, which is killed at `most_rows` logged steps or when it hangs."""
+    deadline = time.monotonic() + TIME_LIMIT
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+        has_rows = most_rows is not None and count_lines(metrics) >= most_rows
+        if has_rows or time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def fork(words: list[str], folder: Path, log: Path) -> int:
@@ -109,6 +128,7 @@ def fork(words: list[str], folder: Path, log: Path) -> int:
 
     code = 70
     try:
+        os.setsid()  # a group of its own, which ends with it
         os.chdir(folder)
         redirect(log)
         code = execute(words)
@@ -141,14 +161,4 @@ def execute(words: list[str]) -> int:
     else:
         sys.argv = ["mesotron", *words]
         runpy.run_module("mesotron", run_name="__main__", alter_sys=True)
-
     return 0
-
-
-def kill_after(pid: int, metrics: Path, rows: int) -> None:
-    """Kill a child as soon as it has logged that many steps."""
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if metrics.exists() and metrics.read_bytes().count(b"\n") >= rows:
-            os.kill(pid, signal.SIGKILL)
-            return
-        time.sleep(0.005)
