@@ -12,8 +12,8 @@ from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
 from mesotron.tasks.load import load_task
 from mesotron.tasks.rows import IGNORED, make_demonstrations, reading_order
-from mesotron.watch import spending
-from support.rlvr_tiny import SlowMeter, same
+from mesotron.watch import budget as budget_of_run
+from support.rlvr_tiny import SlowBudget, same
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
 
@@ -173,7 +173,7 @@ def test_stopped_by_its_time_limit_and_resumed_equals_uninterrupted(
     assert not config.out.exists()
     config = replace(config, task=replace(TASK, num_train=5), keep=9)
     train.run(config)
-    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    monkeypatch.setattr(budget_of_run, "Budget", SlowBudget)
 
     stopped = replace(
         config,

@@ -29,12 +29,12 @@ from mesotron.models.speed import choose_speed
 from mesotron.rlvr import session, train
 from mesotron.rlvr.session import live_settings
 from mesotron.runs import RunFolder
-from mesotron.watch import spending
+from mesotron.watch import budget as budget_of_run
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
-from support.rlvr_tiny import SlowMeter, same, save_arith_model
+from support.rlvr_tiny import SlowBudget, same, save_arith_model
 
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
@@ -370,7 +370,7 @@ def test_a_reward_that_pays_for_the_format_is_not_exchanged(judge, parts, reason
 
 
 def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
-    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    monkeypatch.setattr(budget_of_run, "Budget", SlowBudget)
     assert run("--budget 0.25 --price 3 --out bought") == 0  # 300 seconds
     assert "$0.08 of $0.33" in capsys.readouterr().out  # spent, and projected
 

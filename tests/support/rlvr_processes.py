@@ -27,7 +27,7 @@ from mesotron.models.sharded import reshard
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending
-from mesotron.watch.budget import Limits, Meter
+from mesotron.watch.budget import Budget, Limits
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from support.fsdp_on_cpu import shard_on_cpus, shipped_variables
@@ -139,8 +139,8 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     looks = count()  # a second per look: the first step fits, the second does not
     limit = 2.5 if first and kind == "budget" else 1e9
-    meter = Meter(Limits(seconds=limit), clock=lambda: float(next(looks)))
-    trainer.add_callback(Spending(meter, trainer))
+    budget = Budget(Limits(seconds=limit), clock=lambda: float(next(looks)))
+    trainer.add_callback(Spending(budget, trainer))
     trainer.add_callback(watch)
     trainer.train()
     weights = trainer.model.lm_head.weight.detach().tolist()

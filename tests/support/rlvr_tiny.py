@@ -15,7 +15,7 @@ from mesotron.answers.formats import FORMATS
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.tasks import arith
 from mesotron.tasks.prompts import solved_text
-from mesotron.watch.budget import Limits, Meter
+from mesotron.watch.budget import Budget, Limits
 
 BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "=", *BOXES]
@@ -195,8 +195,8 @@ def assert_same_steps(one: Any, other: Any, logged: Sequence[str] = ("loss", "en
     assert max(far) < 0.02
 
 
-class SlowMeter(Meter):
-    """A meter on a clock that moves 100 seconds at each step, and only then."""
+class SlowBudget(Budget):
+    """A budget on a clock that moves 100 seconds at each step, and only then."""
 
     def __init__(self, limits: Limits, *, began: float, **earlier: Any) -> None:
         self.time = 0.0

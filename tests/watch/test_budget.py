@@ -1,10 +1,9 @@
-"""Money and time: the step math, and the meter on a clock of its own."""
+"""Money and time: limits, prices and projections, on a clock that only the test moves."""
 
 import pytest
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
-from mesotron.watch.budget import Limits, Meter, Spent, limits_of
-from mesotron.watch.spending import sampling_time
+from mesotron.watch.budget import Budget, Limits, Spent, limits_of, sampling_time
 
 
 class Clock:
@@ -14,93 +13,108 @@ class Clock:
         return self.now
 
 
-def meter_at(limits: Limits, *moments: float, before: float = 0.0) -> Meter:
+def budget_at(limits: Limits, *moments: float, before: float = 0.0) -> tuple[Budget, Clock]:
+    """A budget of a run whose steps ended at these moments."""
     clock = Clock()
-    meter = Meter(limits, before=before, began=0.0, clock=clock)
-    meter.start()
+    budget = Budget(limits, earlier=Spent(seconds=before), began=0.0, clock=clock)
+    budget.start()
 
-    for clock.now in moments:
-        meter.step()
+    for moment in moments:
+        clock.now = moment
+        budget.step()
 
-    return meter
+    return budget, clock
 
 
-def test_durations():
-    for text, seconds in {
-        "3h": 10800,
-        "90m": 5400,
-        "1h30m": 5400,
-        "45": 45,
-        "1.5h": 5400,
-    }.items():
-        assert parse_duration(text) == seconds
+def refusal_at(limits: Limits, *moments: float, before: float = 0.0) -> str | None:
+    budget, _ = budget_at(limits, *moments, before=before)
+    return budget.refusal()
 
-    for text in ("", "3 hours", "-1h", "0s", "1h30"):
-        with pytest.raises(ValueError, match=repr(text)):
-            parse_duration(text)
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h", 10800), ("90m", 5400), ("1h30m", 5400), ("45", 45), ("1.5h", 5400)],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3 hours", "-1h", "0s", "1h30"])
+def test_other_durations_are_refused(text):
+    with pytest.raises(ValueError, match=repr(text)):
+        parse_duration(text)
 
 
 def test_a_step_that_would_cross_the_time_limit_does_not_begin():
     limits = Limits(seconds=50)
-    assert meter_at(limits, 10, 20, 30).refusal() is None
-    assert meter_at(limits, 10, 20, 30, 41).refusal()
+    assert refusal_at(limits, 10, 20, 30) is None
+    assert refusal_at(limits, 10, 20, 30, 41)
 
     # The slowest recent step counts.
-    assert meter_at(limits, 2, 17, 19, 34).refusal() is None
-    assert meter_at(limits, 2, 18, 19, 35).refusal()
+    assert refusal_at(limits, 2, 17, 19, 34) is None
+    assert refusal_at(limits, 2, 18, 19, 35)
 
-    # So does saving.
-    meter = meter_at(limits, 5, 10)
-    meter.clock.now = 20  # pyright: ignore
-    meter.saved()
 
-    assert meter.slowest_save == 10
-    meter.clock.now = 36  # pyright: ignore
-    meter.step()
+def test_saving_counts_toward_the_next_step():
+    budget, clock = budget_at(Limits(seconds=50), 5, 10)
 
-    assert meter.refusal()  # 36 + 26 + 10
+    clock.now = 20
+    budget.saved()
+    assert budget.slowest_save == 10
+
+    clock.now = 36
+    budget.step()
+    assert budget.refusal()  # 36 + 26 + 10
 
 
 def test_a_budget_counts_earlier_sessions_and_a_time_limit_does_not():
     limits = Limits(dollars=1.0, price=3.6)  # 1000 seconds
-    assert meter_at(limits, 100, 200).refusal() is None
-    assert meter_at(limits, 100, 200, before=701).refusal()
-    assert meter_at(Limits(seconds=1000), 100, 200, before=5000).refusal() is None
+    assert refusal_at(limits, 100, 200) is None
+    assert refusal_at(limits, 100, 200, before=701)
+    assert refusal_at(Limits(seconds=1000), 100, 200, before=5000) is None
 
-    # Earlier sessions keep their price.
-    meter = Meter(
+
+def test_earlier_sessions_keep_their_price():
+    budget = Budget(
         Limits(price=8.0),
-        before=3600.0,
-        paid=2.0,
+        earlier=Spent(seconds=3600.0, dollars=2.0),
         began=0.0,
         clock=lambda: 3600.0,
     )
+    budget.start()
 
-    meter.start()
-    assert (meter.dollars(meter.before), meter.dollars(meter.spent)) == (2.0, 10.0)
+    assert budget.dollars(3600.0) == 2.0
+    assert budget.dollars(budget.spent) == 10.0
 
 
 def test_a_slow_evaluation_is_remembered_and_no_part_of_a_step():
     clock = Clock()
-    meter = Meter(Limits(seconds=600.0), began=0.0, clock=clock)
-    with meter.evaluation():  # before training
+    budget = Budget(Limits(seconds=600.0), began=0.0, clock=clock)
+    with budget.evaluation():  # before training
         clock.now += 100
 
-    meter.start()
+    budget.start()
     for _ in range(40):  # more steps than are remembered
         clock.now += 10
-        meter.step()
+        budget.step()
 
-    assert (meter.slowest_step, meter.slowest_evaluation) == (10, 100)
-    assert meter.refusal() is None  # 500 + 10
-    assert meter.refusal(evaluations=1)  # 500 + 110
+    assert budget.slowest_step == 10
+    assert budget.slowest_evaluation == 100
+    assert budget.refusal() is None  # 500 + 10
+    assert budget.refusal(evaluations=1)  # 500 + 110
 
 
-def test_projection_and_price(monkeypatch):
-    meter = meter_at(Limits(price=3600.0), 2, 4, before=10)
-    assert (meter.spent, meter.projected(5), meter.dollars(2.0)) == (14, 24, 2.0)
-    assert meter_at(Limits()).projected(5) is None
+def test_projection_and_dollars():
+    budget, _ = budget_at(Limits(price=3600.0), 2, 4, before=10)
+    assert budget.spent == 14
+    assert budget.projected(5) == 24
+    assert budget.dollars(2.0) == 2.0
 
+    budget, _ = budget_at(Limits())
+    assert budget.projected(5) is None
+
+
+def test_prices(monkeypatch):
     with pytest.raises(ValueError, match="--budget 45"):
         limits_of(TrainConfig(budget=45))
 
@@ -125,33 +139,24 @@ def test_projection_and_price(monkeypatch):
     ],
 )
 def test_limits_bind_before_the_first_step(known, limits, need, refused):
-    meter = Meter(
-        limits,
-        known=known,
-        began=0.0,
-        clock=lambda: 5.0,
-    )
-
-    meter.start()
-    assert (meter.refusal(**need) is not None) is refused
+    budget = Budget(limits, known=known, began=0.0, clock=lambda: 5.0)
+    budget.start()
+    assert (budget.refusal(**need) is not None) is refused
 
 
-def test_what_is_known_before_the_first_step():
+def test_an_evaluation_bounds_the_time_of_a_step():
     assert sampling_time(10.0, problems=20, completions=8) == 4.0
     assert sampling_time(10.0, problems=4, completions=8) == 10.0  # at least as long
 
-    meter = Meter(
+
+def test_what_is_known_before_the_first_step():
+    budget = Budget(
         Limits(price=3600.0),
-        before=2.0,
-        paid=1.0,
+        earlier=Spent(seconds=2.0, dollars=1.0),
         began=0.0,
         clock=lambda: 5.0,
     )
+    budget.calibrate(4.0)
+    budget.calibrate(9.0)  # the first is kept
 
-    meter.calibrate(4.0)
-    meter.calibrate(9.0)  # the first is kept
-    assert meter.record(ahead=1.0) == Spent(
-        seconds=8.0,
-        dollars=7.0,
-        step=4.0,
-    )
+    assert budget.record(ahead=1.0) == Spent(seconds=8.0, dollars=7.0, step=4.0)

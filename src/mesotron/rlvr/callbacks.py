@@ -23,7 +23,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest
 from mesotron.tasks.rows import Rows
-from mesotron.watch.budget import Meter
+from mesotron.watch.budget import Budget
 from mesotron.watch.callback import broadcast
 
 log = logging.getLogger("mesotron.watch")
@@ -177,27 +177,27 @@ class Spending(TrainerCallback):
     """Logs time and cost in each row and stops training before a limit is crossed."""
 
     def __init__(
-        self, meter: Meter, trainer: Any, eval_every: int = 0, evaluates_at_end: bool = False
+        self, budget: Budget, trainer: Any, eval_every: int = 0, evaluates_at_end: bool = False
     ) -> None:
-        self.meter = meter
+        self.budget = budget
         self.trainer = trainer
         self.eval_every = eval_every
         self.evaluates_at_end = evaluates_at_end
         self.stopped_by: str | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.start()
+        self.budget.start()
         reason = broadcast(self._refusal(state))
         if reason is not None:
             raise ValueError(f"{reason}: raise it and resume")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        meter = self.meter
+        budget = self.budget
         left = state.max_steps - state.global_step
-        meter.step()
+        budget.step()
 
-        for name, seconds in {"spent": meter.spent, "projected": meter.projected(left)}.items():
-            dollars = None if seconds is None else meter.dollars(seconds)
+        for name, seconds in {"spent": budget.spent, "projected": budget.projected(left)}.items():
+            dollars = None if seconds is None else budget.dollars(seconds)
             for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
                 if value is not None:
                     self.trainer._metrics["train"][key].append(value)
@@ -208,14 +208,14 @@ class Spending(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.meter.saved()
+        self.budget.saved()
 
     def _refusal(self, state: Any) -> str | None:
         step = state.global_step + 1
         evaluations = int(self.eval_every > 0 and step % self.eval_every == 0)
         evaluations += self.evaluates_at_end and step == state.max_steps
 
-        return self.meter.refusal(evaluations)
+        return self.budget.refusal(evaluations)
 
 
 class EvalEvery(TrainerCallback):

@@ -61,10 +61,9 @@ from mesotron.tasks.load import load_task
 from mesotron.tasks.problem import Task
 from mesotron.tasks.prompts import check_prompts
 from mesotron.tasks.rows import first_level, make_curriculum, make_rows
-from mesotron.watch.budget import limits_of
+from mesotron.watch.budget import Budget, limits_of, sampling_time
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
-from mesotron.watch.spending import Account, sampling_time
 
 # An alarm may come three checkpoints late, and one from before its evidence must remain.
 KEPT_FOR_ROLLBACK = 4
@@ -85,7 +84,7 @@ class Parts:
     toolbox: Toolbox | None = None
 
 
-def train(plan: Plan[TrainConfig], account: Account) -> int:
+def train(plan: Plan[TrainConfig], budget: Budget) -> int:
     quiet_libraries()
     console = SafeConsole(quiet=not process.is_main())
     for note in plan.notes:
@@ -101,8 +100,8 @@ def train(plan: Plan[TrainConfig], account: Account) -> int:
             open_folder(plan, parts.device) as run,
             process.explain_interrupt(f"continue with {resume_command(plan)}"),
         ):
-            account.loaded(run)
-            return train_in(run, plan, parts, account, console)
+            budget.loaded(run)
+            return train_in(run, plan, parts, budget, console)
 
 
 def resume_command(plan: Plan[Any]) -> str:
@@ -175,22 +174,20 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
 
 
 def train_in(
-    run: RunFolder, plan: Plan[TrainConfig], parts: Parts, account: Account, console: Console
+    run: RunFolder, plan: Plan[TrainConfig], parts: Parts, budget: Budget, console: Console
 ) -> int:
     config = plan.config
-    meter = account.meter
-
     before = run.load("before")
     if before is None:
         print_line(console, f"evaluating it on {len(parts.task.eval)} held-out problems")
-        with meter.evaluation():
+        with budget.evaluation():
             before = evaluate_part(parts, parts.model, "before")
 
         if process.is_main():
             run.save("before", before)
 
     completions = config.rollout.prompts * config.rollout.generations
-    meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
+    budget.calibrate(sampling_time(budget.slowest_evaluation, before["problems"], completions))
     kinds = ("reward",) if before.get("measure") == "reward" else ("strict", "lenient")
     scores = {name: before["greedy"][name]["value"] for name in kinds if before["greedy"][name]}
     spelled = ", ".join(f"{value:.3f} {name}" for name, value in scores.items())
@@ -204,11 +201,11 @@ def train_in(
     start = "unknown" if first is None else f"{first['value']:.3f} before"
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
-    spending = Spending(meter, trainer, config.eval_every, evaluates_at_end=True)
+    spending = Spending(budget, trainer, config.eval_every, evaluates_at_end=True)
 
     def score() -> float:
         step = trainer.state.global_step
-        with meter.evaluation(), trainer.averaged():
+        with budget.evaluation(), trainer.averaged():
             result = evaluate_part(parts, trainer.model, f"step {step}")
 
         value = (main_score(result) or {"value": math.nan})["value"]

@@ -33,7 +33,7 @@ from mesotron.runs.process import explain_interrupt
 from mesotron.runs.resume import Plan
 from mesotron.tasks.load import load_task
 from mesotron.tasks.rows import make_demonstrations
-from mesotron.watch.spending import Account
+from mesotron.watch.budget import Budget
 
 WATCHED = {
     "loss": "loss",
@@ -83,7 +83,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
         return optimizer
 
 
-def train(plan: Plan[SftConfig], account: Account) -> int:
+def train(plan: Plan[SftConfig], budget: Budget) -> int:
     session.quiet_libraries()
     console = SafeConsole()
     for note in plan.notes:
@@ -99,7 +99,7 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
 
     how = f"continue with {session.resume_command(plan)}"
     with session.open_folder(plan, device) as run, explain_interrupt(how):
-        account.loaded(run)
+        budget.loaded(run)
         arguments = session.common_arguments(config, device, model, run) | {
             "per_device_train_batch_size": config.batch,
             "train_sampling_strategy": "sequential",  # the rows are in reading order
@@ -121,7 +121,7 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
         )
 
         trainer.remove_callback(PrinterCallback)
-        spending = Spending(account.meter, trainer)
+        spending = Spending(budget, trainer)
         with session.live_view(run, plan, console, WATCHED) as (view, stop):
             log = RunLog(run, view, trainer)
             for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):

@@ -32,7 +32,7 @@ from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.tasks.load import GENERATORS, check_task, load_task
 from mesotron.tasks.own import read_own
 from mesotron.tasks.problem import Task, assemble
-from mesotron.watch.spending import Account
+from mesotron.watch.budget import open_budget
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
@@ -50,7 +50,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
         set_library_variables(config.task, config.model.name)
 
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
-    with Account(plan, began) as account:
+    with open_budget(plan, began) as budget:
         set_library_variables(plan.config.task, plan.config.model.name)
         go_offline_without_network()
         check_cached(plan.config.model.name)
@@ -64,7 +64,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
         else:
             from mesotron.rlvr.session import train
 
-        code = train(plan, account)
+        code = train(plan, budget)
         if then is not None and is_main():
             then(plan.path)
 

@@ -1,22 +1,65 @@
-"""Money and time: what a run has spent, what it will spend, and whether the next step fits.
+"""What a run may spend, what it has spent, and whether the next step still fits.
 
-Plain arithmetic on a clock. Dollars are hours times a price; what a machine costs before the
-command starts is not counted.
+    with open_budget(plan, began) as budget:   refuses a run that a limit does not allow
+        budget.loaded(run)                     everything is loaded; spent.json lies in this folder
+        with budget.evaluation(): ...          before training
+        budget.start()                         training begins
+        budget.step()                          a step has ended
+        budget.refusal()                       why the next one must not begin, or None
+
+Dollars are hours times a price. What a machine costs before the command starts is not counted.
+
+spent.json is written before work begins, every second ahead of time, and exactly at the end: a
+killed session is counted too, by at most a second more than it took. The thread that writes it
+also interrupts whatever crosses a limit before the first step, be it an import or an evaluation.
 """
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
+from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
-from mesotron.runs.process import num_processes
+from mesotron.config.base import to_plain
+from mesotron.runs import RunFolder
+from mesotron.runs.process import is_main, num_processes
+from mesotron.runs.resume import Plan
 
 # The slowest of these steps predicts the next one, their mean the rest of the run.
 RECENT = 20
+
+WRITE_EVERY = 1.0  # seconds
+LOOK_EVERY = 0.2
+EXIT = 1.0  # what an interrupted process needs to end
+
+MAX_RUNS = 50  # earlier runs that are looked at
+# Settings that do not change how long a step takes.
+FREE = {
+    "recipe",
+    "steps",
+    "seed",
+    "out",
+    "resume",
+    "trust",
+    "save_every",
+    "keep",
+    "guard",
+    "watch",
+    "budget",
+    "price",
+    "gpu",
+    "time_limit",
+    "report_to",
+    "eval_every",
+    "reward",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +72,10 @@ class Limits:
 
 
 def limits_of(config: TrainConfig | SftConfig) -> Limits:
-    price = config.price if config.price is not None or not config.gpu else PRICES[config.gpu]
+    price = config.price
+    if price is None and config.gpu:
+        price = PRICES[config.gpu]
+
     if config.budget is not None and price is None:
         raise ValueError(
             f"--budget {config.budget:g} needs an hourly price: give --price 3.95 or --gpu h100"
@@ -55,11 +101,11 @@ class Spent:
 
 def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spent:
     """What spent.json holds; older ones have fewer keys, but none lacks the seconds."""
-    known = {
-        key: float(value)
-        for key, value in values.items()
-        if key in asdict(Spent()) and type(value) in (int, float) and 0 <= value < 1e300
-    }
+    known = {}
+    for field in fields(Spent):
+        value: Any = values.get(field.name)
+        if type(value) in (int, float) and 0 <= value < 1e300:
+            known[field.name] = float(value)
 
     if "seconds" not in known:
         raise ValueError(f"{source} has no valid seconds: correct it, or remove it to count from 0")
@@ -67,61 +113,79 @@ def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spen
     return Spent(**known)
 
 
-class Meter:
-    """Counts the time and money of a run from the start of the command; `known` is what earlier
-    sessions or runs measured."""
+class Budget:
+    """The time and money of a run, counted on a clock from the start of the command.
+
+    Args:
+        limits: what may be spent.
+        earlier: what earlier sessions of the run spent.
+        known: how long the parts take, as earlier sessions or runs measured them.
+        began: when the command started, on the clock.
+        clock: seconds.
+    """
 
     def __init__(
         self,
         limits: Limits,
         *,
-        before: float = 0.0,  # seconds of earlier sessions
-        paid: float | None = None,  # dollars that they cost; None applies this session's price
+        earlier: Spent | None = None,
         known: Spent | None = None,
-        began: float | None = None,  # on the clock
+        began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self.before = before
-        self.paid = paid
+        self.earlier = earlier or Spent()
         self.clock = clock
-        self.known = known or Spent()
         self.began = clock() if began is None else began
-        self.now = self.began
+        self.now = self.began  # when the clock was last looked at
+        self.run: RunFolder | None = None  # where spent.json lies
+        self._writing = threading.Lock()  # one draft at a time
+
+        # How long the parts take: as known, and then as measured.
+        known = known or Spent()
+        self.start_seconds = known.start
+        self.slowest_evaluation = known.evaluation
         self.slowest_save = 0.0
-        self.slowest_evaluation = self.known.evaluation
-        self.start_seconds = 0.0
-        self._evaluating = 0.0  # seconds of evaluation in the present step
-        self._last: float | None = None
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._step_estimate = known.step
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds of the latest steps
         self._plain: deque[float] = deque(maxlen=RECENT)  # the same without evaluations
+        self._evaluating = 0.0  # seconds of evaluation in the present step
+        self._last_step: float | None = None  # when it ended
 
-    @property
-    def is_training(self) -> bool:
-        return self._last is not None
+    # What happens during a session
 
-    def loaded(self) -> None:
+    def look(self) -> None:
         self.now = self.clock()
+
+    def loaded(self, run: RunFolder) -> None:
+        """Everything is loaded: from now on what is spent is written to the run."""
+        self.look()
         self.start_seconds = self.now - self.began
+        self.run = run
+
+        if is_main():
+            self.write(ahead=WRITE_EVERY)
 
     def calibrate(self, seconds: float) -> None:
         """A step takes at least so long, until steps are measured."""
-        if not self.known.step:
-            self.known = replace(self.known, step=seconds)
+        if not self._step_estimate:
+            self._step_estimate = seconds
 
     def start(self) -> None:
         """Training begins: the first step is timed from here."""
-        self._last = self.now = self.clock()
+        self.look()
+        self._last_step = self.now
         self._evaluating = 0.0  # what was evaluated before is no part of the first step
 
     def step(self) -> None:
         """A step has ended; saving after the previous one counts toward it."""
-        self.now = self.clock()
-        if self._last is not None:
-            self._recent.append(self.now - self._last)
-            self._plain.append(self.now - self._last - self._evaluating)
+        self.look()
+        if self._last_step is not None:
+            seconds = self.now - self._last_step
+            self._recent.append(seconds)
+            self._plain.append(seconds - self._evaluating)
 
-        self._last = self.now
+        self._last_step = self.now
         self._evaluating = 0.0
 
     @contextmanager
@@ -129,7 +193,7 @@ class Meter:
         """Time an evaluation; they are rare, so the slowest is kept separately."""
         began = self.clock()
         yield
-        self.now = self.clock()
+        self.look()
         self._evaluating = self.now - began
         self.slowest_evaluation = max(self.slowest_evaluation, self._evaluating)
 
@@ -137,41 +201,48 @@ class Meter:
         """A checkpoint was written since the step ended."""
         self.slowest_save = max(self.slowest_save, self.clock() - self.now)
 
+    # What is known
+
     @property
-    def slowest_step(self) -> float:
-        """Seconds of the slowest recent step with saving; before the first an estimate, or 0."""
-        return max(self._plain) + self.slowest_save if self._plain else self.known.step
+    def is_training(self) -> bool:
+        return self._last_step is not None
 
-    def record(self, ahead: float = 0.0) -> Spent:
-        """Everything up to now and so many seconds ahead."""
-        seconds = self.before + self.clock() - self.began + ahead
-        start = self.start_seconds or self.known.start
-
-        return Spent(
-            seconds=seconds,
-            dollars=self.dollars(seconds),
-            start=start,
-            evaluation=self.slowest_evaluation,
-            step=self.slowest_step,
-        )
+    @property
+    def session(self) -> float:
+        """Seconds of this session, up to the last look."""
+        return self.now - self.began
 
     @property
     def spent(self) -> float:
-        """Seconds up to the last step, earlier sessions included."""
-        return self.before + self.now - self.began
+        """Seconds up to the last look, earlier sessions included."""
+        return self.earlier.seconds + self.now - self.began
+
+    @property
+    def slowest_step(self) -> float:
+        """Seconds of the slowest recent step with saving; before the first an estimate, or 0."""
+        if not self._plain:
+            return self._step_estimate
+
+        return max(self._plain) + self.slowest_save
 
     def projected(self, steps_left: int) -> float | None:
         """Seconds of the whole run at the present pace; None before the first step."""
-        return self.spent + mean(self._recent) * steps_left if self._recent else None
+        if not self._recent:
+            return None
+
+        return self.spent + mean(self._recent) * steps_left
 
     def dollars(self, seconds: float) -> float | None:
         """Cost of the run's first seconds, earlier sessions at their own price, if known."""
         price = self.limits.price
-        paid = self.paid
-        if price is None or paid is None:
-            return None if price is None else seconds / 3600 * price
+        if price is None:
+            return None
 
-        return paid + (seconds - self.before) / 3600 * price
+        paid = self.earlier.dollars
+        if paid is None or not self.earlier.seconds:
+            return seconds / 3600 * price
+
+        return paid + (seconds - self.earlier.seconds) / 3600 * price
 
     def refusal(
         self, evaluations: int = 0, steps: int = 1, starts: bool = False, reserve: float = 0.0
@@ -179,12 +250,15 @@ class Meter:
         """Why the next step (0 if only evaluations are left) must not begin; None if it fits.
         `starts`: everything must be loaded first; `reserve`: seconds for what comes after."""
         need = self.slowest_step * steps + self.slowest_evaluation * evaluations + reserve
+        if starts:
+            need += max(self.start_seconds - self.session, 0.0)
+
         limits = self.limits
-        session = self.now - self.began
-        need += max(self.known.start - session, 0.0) * starts
-        after = f"{session:.3g} s have passed"
-        after += f" and what comes next takes about {need:.3g} s" if need else ""
-        if limits.seconds is not None and session + need > limits.seconds:
+        after = f"{self.session:.3g} s have passed"
+        if need:
+            after += f" and what comes next takes about {need:.3g} s"
+
+        if limits.seconds is not None and self.session + need > limits.seconds:
             return f"the time limit of {limits.seconds:g} s is too short: {after}"
 
         cost = self.dollars(self.spent + need)
@@ -193,3 +267,166 @@ class Meter:
             return f"the budget of {limits.dollars:g} dollars is too small: {spent}, {after}"
 
         return None
+
+    # spent.json
+
+    def record(self, ahead: float = 0.0) -> Spent:
+        """Everything up to now and so many seconds ahead."""
+        seconds = self.earlier.seconds + self.clock() - self.began + ahead
+
+        return Spent(
+            seconds=seconds,
+            dollars=self.dollars(seconds),
+            start=self.start_seconds,
+            evaluation=self.slowest_evaluation,
+            step=self.slowest_step,
+        )
+
+    def write(self, ahead: float = 0.0) -> None:
+        if self.run is None:
+            return
+
+        with self._writing:
+            self.run.save("spent", asdict(self.record(ahead)))
+
+
+# A session: from the start of the command to its exit
+
+
+@contextmanager
+def open_budget(plan: Plan[Any], began: float) -> Iterator[Budget]:
+    """Keep spent.json during a session, and refuse to begin what a limit does not allow."""
+    budget = resumed_budget(plan, began)
+
+    budget.look()
+    to_do = work_ahead(plan)
+    refuse(budget, budget.refusal(*to_do, starts=True, reserve=EXIT))
+
+    keeper = Keeper(budget)
+    try:
+        with keeper:
+            yield budget
+    except KeyboardInterrupt:
+        refuse(budget, keeper.crossed)
+        raise
+
+
+def resumed_budget(plan: Plan[Any], began: float) -> Budget:
+    """A budget that counts from what earlier sessions of the run spent."""
+    earlier = Spent()
+    if plan.folder is not None and (values := plan.folder.load("spent")) is not None:
+        earlier = read_spent(values, plan.folder.path / "spent.json")
+
+    known = earlier if earlier.step else earlier_run(plan.config, plan.path)
+    budget = Budget(limits_of(plan.config), earlier=earlier, known=known, began=began)
+    budget.run = plan.folder
+    return budget
+
+
+def work_ahead(plan: Plan[Any]) -> tuple[int, int]:
+    """How many evaluations and steps come at least before the first result: none or one each."""
+    done = plan.checkpoint.step if plan.checkpoint else 0
+    steps = int(done < plan.config.steps)
+
+    evaluates = isinstance(plan.config, TrainConfig)
+    is_first = plan.folder is None or plan.folder.load("before") is None
+    evaluations = int(evaluates and (is_first or not steps))
+
+    return evaluations, steps
+
+
+def refuse(budget: Budget, reason: str | None) -> None:
+    if reason is not None and is_main():
+        run = budget.run
+        how = "" if run is None else f" and continue with --resume {run.path}"
+        raise ValueError(f"{reason}: raise it{how}")
+
+
+class Keeper:
+    """A thread that writes spent.json, and interrupts what crosses a limit before the first step.
+
+    During training the trainer asks before each step. An import or an evaluation asks nobody, so
+    the main thread is interrupted by a signal.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.crossed: str | None = None  # the limit, in words
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._can_interrupt = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Self:
+        if self._can_interrupt:
+            # Not SIGINT, which programs in the background ignore.
+            self._handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+        if is_main():
+            self.budget.write(ahead=WRITE_EVERY)
+            self._thread.start()
+
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if is_main():
+            self._thread.join()
+            self.budget.write()
+
+        if self._can_interrupt:
+            signal.signal(signal.SIGALRM, self._handler)
+
+    def _keep(self) -> None:
+        looks_per_write = round(WRITE_EVERY / LOOK_EVERY)
+        for look in count(1):
+            if self._over.wait(LOOK_EVERY):
+                return
+
+            if look % looks_per_write == 0:
+                with suppress(OSError):  # such as a full disk, which the run itself will report
+                    self.budget.write(ahead=WRITE_EVERY)
+
+            if self.crossed is None and not self.budget.is_training:
+                self.budget.look()
+                self.crossed = self.budget.refusal(steps=0, reserve=EXIT)
+
+            if self.crossed is not None and self._can_interrupt:
+                self._interrupt()
+                return
+
+    def _interrupt(self) -> None:
+        """Again until it ends: callbacks of the garbage collector swallow an interrupt."""
+        over = False
+        while not over:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            over = self._over.wait(EXIT)
+
+
+# How long the parts of a run take, before they are measured
+
+
+def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
+    """How long the parts of a run take, by the newest run beside it with the same settings."""
+    own = what_costs(to_plain(config))
+    with suppress(OSError):
+        files = [file for file in path.absolute().parent.glob("*/spent.json") if file.is_file()]
+        files.sort(key=lambda file: -file.stat().st_mtime)
+        for file in files[:MAX_RUNS]:
+            with suppress(ValueError):  # another program's
+                run = RunFolder(file.parent)
+                if what_costs(run.config) == own:
+                    spent = read_spent(run.load("spent") or {})
+                    return replace(spent, seconds=0.0, dollars=None)
+
+    return Spent()
+
+
+def what_costs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that change how long the parts of a run take."""
+    return {key: value for key, value in config.items() if key not in FREE}
+
+
+def sampling_time(seconds: float, problems: int, completions: int) -> float:
+    """The least that sampling a batch takes, by an evaluation of so many problems: fewer at once
+    take a share of it, more take at least as long."""
+    return seconds * min(1.0, completions / max(problems, 1))

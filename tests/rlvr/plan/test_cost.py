@@ -36,9 +36,9 @@ from mesotron.rlvr.plan.cost import (
 from mesotron.rlvr.plan.estimate import DEVICES, GIB, Lengths, find_device, find_shape, predict
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import Plan
-from mesotron.watch import spending
-from mesotron.watch.spending import Account
-from support.rlvr_tiny import SlowMeter
+from mesotron.watch import budget as budget_of_run
+from mesotron.watch.budget import open_budget
+from support.rlvr_tiny import SlowBudget
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ SPENT = {"seconds": 990.0, "dollars": 0.99}
 def test_a_resumed_run_begins_only_what_its_budget_allows(
     tmp_path, monkeypatch, spent, budget, named
 ):
-    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    monkeypatch.setattr(budget_of_run, "Budget", SlowBudget)
     config = TrainConfig(price=3.6, budget=budget)  # 1000 seconds per dollar
     run = RunFolder.create(tmp_path / "run", config, {})
     run.save("spent", spent)
@@ -109,10 +109,10 @@ def test_a_resumed_run_begins_only_what_its_budget_allows(
     plan = Plan(config, run.path, run)
     if named is not None:
         with pytest.raises(ValueError, match=named):
-            Account(plan, 0.0).__enter__()
+            open_budget(plan, 0.0).__enter__()
         return
 
-    with Account(plan, 0.0):
+    with open_budget(plan, 0.0):
         assert run.load("spent")["seconds"] == 991.0  # before any work: a kill counts too
 
     kept = run.load("spent")
@@ -131,7 +131,7 @@ def test_what_crosses_a_limit_before_the_first_step_is_interrupted(tmp_path):
 
     with (
         pytest.raises(ValueError, match="time limit"),
-        Account(Plan(config, run.path, run), time.monotonic()),
+        open_budget(Plan(config, run.path, run), time.monotonic()),
     ):
         load()
 
