@@ -20,7 +20,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.resume import settings_to_resume
 from mesotron.watch.command import run as watch_run
-from mesotron.watch.readers import read_log
+from mesotron.watch.log import read_log
 
 TINY = SnakeConfig(
     width=3,

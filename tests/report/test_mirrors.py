@@ -9,7 +9,7 @@ from mesotron.rlvr.callbacks import RunLog
 from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.watch.readers import read_log
+from mesotron.watch.log import read_log
 from support.rlvr_tiny import make_trainer
 
 pytest.importorskip("tensorboard")

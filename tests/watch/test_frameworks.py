@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from mesotron.watch.log import read_log
 from mesotron.watch.metrics import canonical, guess_reward, sources, suggest_names
-from mesotron.watch.readers import read_log
 
 STEPS = (1, 2, 3)
 

@@ -14,8 +14,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
+from mesotron.watch import find, reader
+from mesotron.watch import log as log_module
+from mesotron.watch.find import find_runs
+from mesotron.watch.formats.console import Console
+from mesotron.watch.log import Stream, read_log
 from mesotron.watch.metrics import canonical
-from mesotron.watch.readers import Stream, find_runs, locate, parsers, read_log, stream
 
 ROWS = [
     {
@@ -329,14 +333,14 @@ def test_runs_that_are_left_out_are_named(write, tmp_path, monkeypatch):
         write(f"{name}.jsonl", TEXTS["metrics.jsonl"])
 
     notes: list[str] = []
-    monkeypatch.setattr(locate, "MAX_RUNS", 2)
+    monkeypatch.setattr(find, "MAX_RUNS", 2)
     assert len(find_runs(tmp_path, notes=notes)) == 2
     assert str(tmp_path) in "".join(notes)
 
 
 def test_a_console_is_not_searched_for_names_of_runs(write, monkeypatch):
     path = write("console.log", "noise\n")
-    monkeypatch.setattr(parsers.Console, "parse", None)
+    monkeypatch.setattr(Console, "parse", None)
     assert find_runs(path) == [path]
 
 
@@ -348,7 +352,7 @@ def test_a_console_is_not_searched_for_names_of_runs(write, monkeypatch):
     [
         ("a.jsonl", '{"step": 1}\n{"step": \n{"step": 3}\n', "line 2"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1"),
-        ("a.jsonl", "x" * (parsers.MAX_LINE + 9), "line 1"),
+        ("a.jsonl", "x" * (reader.MAX_LINE + 9), "line 1"),
         ("a.jsonl", '{"step": 1}\n\x00\xff\xfe\n', "line 2"),
         ("a.jsonl", '{"step": 1}\n' * 1500 + "{oops\n" + '{"step": 1}\n' * 499, "line 1501"),
         ("a.jsonl", "", "no row"),
@@ -376,7 +380,7 @@ def test_paths_that_cannot_be_read(tmp_path, write, monkeypatch):
         with pytest.raises(ValueError, match=str(path)):
             read_log(path)
 
-    monkeypatch.setattr(stream, "MAX_FILE", 20)
+    monkeypatch.setattr(log_module, "MAX_FILE", 20)
     with pytest.raises(ValueError, match="more than 20"):
         read_log(write("a.jsonl", TEXTS["metrics.jsonl"]))
 

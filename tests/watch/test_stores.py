@@ -9,8 +9,10 @@ import zlib
 
 import pytest
 
-from mesotron.watch.readers import Stream, find_runs, read_log, stores, stream
-from mesotron.watch.readers.stream import Log, Table
+from mesotron.watch import log as log_module
+from mesotron.watch.find import find_runs
+from mesotron.watch.formats import wandb
+from mesotron.watch.log import Log, Stream, Timeline, read_log
 
 ROWS = [
     {
@@ -41,7 +43,7 @@ def wandb_file(records: list[bytes]) -> bytes:
     for record in records:
         first = True
         while first or record:
-            left = stores.BLOCK - len(out) % stores.BLOCK
+            left = wandb.BLOCK - len(out) % wandb.BLOCK
             if left < 7:
                 out += b"\0" * left
                 continue
@@ -328,7 +330,7 @@ def test_a_damaged_store_is_one_sentence(name, data, tmp_path):
 
 
 def test_a_long_log_is_averaged(monkeypatch, tmp_path):
-    monkeypatch.setattr(stream, "MAX_ROWS", 100)
+    monkeypatch.setattr(log_module, "MAX_ROWS", 100)
     path = tmp_path / "a.jsonl"
     path.write_text(
         "".join(
@@ -371,8 +373,8 @@ def test_a_long_log_is_averaged(monkeypatch, tmp_path):
 
 
 def test_names_and_numbers_of_a_log_are_bounded(monkeypatch):
-    monkeypatch.setattr(stream, "MAX_KEYS", 50)
-    table = Table(Log(None, "jsonl", []))
+    monkeypatch.setattr(log_module, "MAX_KEYS", 50)
+    table = Timeline(Log(None, "jsonl", []))
     table.add({"step": float(k), f"name{k}": 1.0} for k in range(100))
 
     assert len({key for row in table.rows for key in row}) == 50

@@ -8,20 +8,6 @@ from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 
-LogKind = Literal[
-    "auto",
-    "run",
-    "trainer_state",
-    "jsonl",
-    "csv",
-    "tensorboard",
-    "console",
-    "wandb",
-    "database",
-    "parquet",
-    "mlflow",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig(LanguageRunConfig):
@@ -167,8 +153,8 @@ class WatchConfig(Config):
     path: Path = setting(Path("runs/last"), positional=True)
     """Run folder, trainer_state.json, JSONL, CSV, Parquet, TensorBoard, W&B, trackio, MLflow or
     console log, a notebook, or a folder of runs; FILE#NAME is one run of a file with several."""
-    kind: LogKind = "auto"
-    """Format of the path (auto: by its name and first bytes)."""
+    kind: str = "auto"
+    """Format of the path, one of those in docs/watch.md (auto: by its name and first bytes)."""
     rename: tuple[str, ...] = ()
     """Metric names the watch does not know, as in reward=my_score (ours on the left). They are
     remembered in mesotron_names.json beside the log."""

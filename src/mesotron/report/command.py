@@ -12,7 +12,7 @@ from mesotron.report.render import render_runs
 from mesotron.report.tournament import RECORD, is_finished, render_tournament
 from mesotron.runs.checkpoints import outside
 from mesotron.runs.files import write_whole
-from mesotron.watch.readers import find_runs
+from mesotron.watch.find import find_runs
 
 NAME = "report.html"
 MOST_RUNS = COLORS * DASHES  # more lines look alike

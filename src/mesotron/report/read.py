@@ -14,10 +14,9 @@ from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.engine import is_number
 from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.guard import Monitor, merge_history
+from mesotron.watch.log import NO_STEPS, read_log
 from mesotron.watch.metrics import canonical, standard_row
-from mesotron.watch.readers import read_log
-from mesotron.watch.readers.names import Names
-from mesotron.watch.readers.stream import NO_STEPS
+from mesotron.watch.names import Names
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]

@@ -25,7 +25,7 @@ from mesotron.watch.diagnosis import Diagnosis
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import ACTION_KEY, Action, Event
 from mesotron.watch.guard import Monitor
-from mesotron.watch.metrics import Row
+from mesotron.watch.rows import Row
 from mesotron.watch.settings import Settings
 
 GUARDS = get_args(GuardName)

@@ -18,10 +18,12 @@ from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
 from mesotron.watch.diagnosis import Diagnosis
 from mesotron.watch.events import Event
+from mesotron.watch.find import find_runs
 from mesotron.watch.guard import Monitor, merge_history
+from mesotron.watch.log import Log, Stream, read_log
 from mesotron.watch.metrics import canonical, is_known, own_name, sources, suggest_names
-from mesotron.watch.readers import Log, Row, Stream, find_runs, read_log
-from mesotron.watch.readers.names import Names, remember_names
+from mesotron.watch.names import Names, remember_names
+from mesotron.watch.rows import Row
 
 SCHEMA = "mesotron.watch/1"
 STYLES = {

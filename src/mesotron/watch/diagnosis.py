@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from mesotron.watch.engine import Engine, is_sparse
 from mesotron.watch.events import Action, Event, Evidence
-from mesotron.watch.metrics import METRICS, Row, canonical
+from mesotron.watch.metrics import METRICS, canonical
+from mesotron.watch.rows import Row
 from mesotron.watch.tracks import SMOOTH, Since, is_finite
 
 Condition = Literal["healthy", "drifting", "dead", "unknown"]

@@ -13,8 +13,9 @@ from typing import Any
 from mesotron.config import WatchSettings
 from mesotron.watch.detectors import DETECTORS, Case, Detector
 from mesotron.watch.events import Event, Evidence, Severity
-from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
+from mesotron.watch.metrics import METRICS, canonical
 from mesotron.watch.tracks import WINDOWS, Symptom, Track, Window, is_finite
+from mesotron.watch.words import STEP_NAMES
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
 WARN = 0.9

@@ -15,7 +15,8 @@ from mesotron.watch.detectors import DETECTORS, TWO_PART, Change, Detector
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import Action, Event
-from mesotron.watch.metrics import Row, canonical, sources
+from mesotron.watch.metrics import canonical, sources
+from mesotron.watch.rows import Row
 
 # The steps to come may move the weights by this share of the distance that led to the failure.
 SAFETY = 0.5

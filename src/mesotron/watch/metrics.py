@@ -1,8 +1,8 @@
 """Our names for the numbers of a run, and what other trainers call them.
 
 A logged name is looked up in two ways. metrics.toml lists names of TRL, verl, prime-rl, OpenRLHF,
-NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. words.toml reads any other name by
-its words: `train/avg_completion_len` has those of a length, and none of another number.
+NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. `words` reads any other name by its
+words.
 """
 
 import difflib
@@ -13,9 +13,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Row = Mapping[str, float]
+from mesotron.watch.rows import Row
+from mesotron.watch.words import (
+    LISTED,
+    MAX_NAME,
+    NEUTRAL,
+    NOT_REWARD,
+    REWARD_WORDS,
+    RULES,
+    STATISTICS,
+    by_words,
+    is_evaluation,
+    plain_name,
+    words_of,
+)
+
 Convert = Callable[[float], float]  # of a unit
 
 
@@ -30,105 +44,70 @@ class Metric:
     sparse: bool = False  # logged a few times per run (an evaluation): each value counts by itself
 
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-METRICS = {
-    name: Metric(name, **table | {"names": tuple(table.get("names", ()))})
-    for name, table in _TABLES.items()
-}
+def _read_metrics() -> dict[str, Metric]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    metrics = {}
+    for name, table in tomllib.loads(text).items():
+        names = tuple(table.pop("names", ()))
+        metrics[name] = Metric(name, names=names, **table)
+
+    return metrics
+
+
+METRICS = _read_metrics()
 _STANDARD = {name: next(iter(metric.names), name) for name, metric in METRICS.items()}
 _STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
 _NATIVE = {*_STANDARD.values(), "eval/greedy"}
-
-# Other units, by plain name.
-_UNITS: dict[str, Convert] = {
-    "token_mult_prob_error": lambda x: math.log(x) if x > 0 else math.nan,  # mean of exp(abs gap)
-    **dict.fromkeys(("baseline_reward/pct_0", "baseline_reward/pct_1"), lambda x: x / 100),
-    # The entropy or its negative, and signed estimates.
-    **dict.fromkeys(
-        (
-            "entropy_loss",
-            "actor/entropy_loss",
-            "optim/kl_sample_train_v1",
-            "vllm_kl",
-            "rollout_corr/kl",
-            "rollout_correction/kl",
-        ),
-        abs,
-    ),
-}
-
-_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-STEP_NAMES = tuple(_WORDS["steps"].split())
-# Matching a pattern with two * against a name of a million letters would take minutes.
-MAX_NAME = 500
-_PHASES, _EVALUATION, _NEUTRAL, _REWARD_WORDS, _NOT_REWARD, _NOT_HELDOUT, _STATISTICS = (
-    frozenset(_WORDS[key].split())
-    for key in (
-        "phases",
-        "evaluation",
-        "neutral",
-        "reward",
-        "not_reward",
-        "not_heldout",
-        "statistics",
-    )
-)
-_HELDOUT = _WORDS["heldout"].split()
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Names that stand for a metric: a word of each of `needs`, and no word beyond `also`."""
-
-    metric: str
-    needs: tuple[tuple[str, ...], ...]  # each with alternatives, the best first
-    also: frozenset[str]
-
-
-def _read_rule(metric: str, needs: list[str], also: str = "") -> Rule:
-    words = frozenset(also.replace("$reward", _WORDS["reward"]).split())
-    return Rule(metric, tuple(tuple(each.split()) for each in needs), _NEUTRAL | words)
-
-
-_RULES = [_read_rule(**table) for table in _WORDS["rule"]]
-_LISTED = 100  # rank of the best rule: a listed name is a better source
 _PARTS = {"correct", "formatted"}  # from single reward functions
+REWARD_MODEL = {"min_reward", "mean_reward", "max_reward", "margin"}  # logged by TRL's
+PERCENT = {"pct", "percent", "percentage"}
 
 
-def canonical(row: Row) -> dict[str, float]:
+# From a row to our names
+
+
+def canonical(row: Mapping[str, float]) -> Row:
     """The numbers of a row by our names, non-finite ones included; unknown names are left out.
 
     Example:
         >>> canonical({"train/reward": 0.5, "completions / mean_length": 80.0, "my/thing": 1.0})
         {'reward': 0.5, 'length': 80.0}
     """
-    out: dict[str, float] = {}
+    values: Row = {}
     for name, keys in _sources(tuple(row)).items():
-        values = [convert(row[key]) if convert else row[key] for key, convert in keys]
+        numbers = [convert(row[key]) if convert else row[key] for key, convert in keys]
         if name in _PARTS:  # TRL logs NaN for a reward function that judged no completion
-            values = [value for value in values if math.isfinite(value)]
+            numbers = [number for number in numbers if math.isfinite(number)]
 
-        if values:
-            largest = METRICS[name].combine == "max"
-            out[name] = max(values) if largest else sum(values) / len(values)
+        if numbers:
+            values[name] = _combine(name, numbers)
 
     if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
-        out.pop("loss", None)
+        values.pop("loss", None)
+    if row.keys() >= REWARD_MODEL:
+        values.pop("reward", None)  # its scale is free
 
-    if {"min_reward", "mean_reward", "max_reward", "margin"} <= row.keys():
-        out.pop("reward", None)  # TRL's reward model: its scale is free
-
-    return _derive(out) if {"mixed", "sequence_length", "all_wrong"} & out.keys() else out
+    return _derive(values)
 
 
-def _derive(values: dict[str, float]) -> dict[str, float]:
+def _combine(name: str, numbers: list[float]) -> float:
+    if METRICS[name].combine == "max":
+        return max(numbers)
+    return sum(numbers) / len(numbers)
+
+
+def _derive(values: Row) -> Row:
     """Shares from counts of groups, and what is the difference of two logged numbers."""
-    counts = {name: values.get(name, 0.0) for name in ("mixed", "all_right", "all_wrong")}
-    total = sum(counts.values())
+    if values.keys().isdisjoint(("mixed", "all_wrong", "sequence_length")):
+        return values
+
+    groups = {name: values.get(name, 0.0) for name in ("mixed", "all_right", "all_wrong")}
+    total = sum(groups.values())
     if "mixed" in values and total > 1.01:  # rllm counts groups
-        values |= {name: count / total for name, count in counts.items()}
-    elif max(counts.values()) > 1:  # counts, out of an unknown number
-        values = {name: value for name, value in values.items() if name not in counts}
+        for name, count in groups.items():
+            values[name] = count / total
+    elif max(groups.values()) > 1:  # counts, out of an unknown number
+        values = {name: value for name, value in values.items() if name not in groups}
 
     if "mixed" in values and "zero_signal" not in values:
         values["zero_signal"] = 1 - values["mixed"]
@@ -139,7 +118,7 @@ def _derive(values: dict[str, float]) -> dict[str, float]:
     return values
 
 
-def standard_row(row: Row) -> dict[str, float]:
+def standard_row(row: Row) -> Row:
     """A row under the names of our own logs, for charts; unknown names are kept.
 
     Example:
@@ -147,15 +126,24 @@ def standard_row(row: Row) -> dict[str, float]:
         {'thing': 1.0, 'reward': 0.5, 'completions/mean_length': 80.0}
     """
     used = sources(row)
-    foreign = {name for name, keys in used.items() if not _NATIVE & set(keys)}
-    taken = {key for name in foreign for key in used[name] if key not in _NATIVE}
+    foreign = {name for name, keys in used.items() if _NATIVE.isdisjoint(keys)}
+    taken: set[str] = set()
+    for name in foreign:
+        taken.update(used[name])
 
-    out = {plain_name(key): value for key, value in row.items() if key not in taken}
+    standard: Row = {}
+    for key, value in row.items():
+        if key not in taken or key in _NATIVE:
+            standard[plain_name(key)] = value
+
     for name, value in canonical(row).items():
         if name in foreign or name not in used:
-            out.setdefault(_STANDARD[name], value)
+            standard.setdefault(_STANDARD[name], value)
 
-    return out
+    return standard
+
+
+# What a logged name stands for
 
 
 def is_known(name: str) -> bool:
@@ -165,160 +153,169 @@ def is_known(name: str) -> bool:
 
 def sources(names: Iterable[str]) -> dict[str, list[str]]:
     """Which of the logged names each metric is read from."""
-    return {name: [key for key, _ in keys] for name, keys in _sources(tuple(names)).items()}
+    by_metric = _sources(tuple(names))
+    return {metric: [key for key, _ in keys] for metric, keys in by_metric.items()}
 
 
 @lru_cache(maxsize=256)
 def _sources(names: tuple[str, ...]) -> dict[str, list[tuple[str, Convert | None]]]:
-    best: dict[str, tuple[int, list[tuple[str, Convert | None]]]] = {}
-    for key in names:
-        for name, rank, convert in _matches(key):
-            if name not in best or rank < best[name][0]:
-                best[name] = (rank, [])
-            if rank == best[name][0]:
-                best[name][1].append((key, convert))
+    """The best of the logged names for each metric, and how to convert its unit."""
+    ranks: dict[str, int] = {}
+    best: dict[str, list[tuple[str, Convert | None]]] = {}
+    for name in names:
+        for match in _matches(name):
+            metric = match.metric
+            if metric not in ranks or match.rank < ranks[metric]:
+                ranks[metric] = match.rank
+                best[metric] = []
+            if match.rank == ranks[metric]:
+                best[metric].append((name, match.convert))
 
-    return {name: keys for name, (_, keys) in best.items()}
+    return best
+
+
+class Match(NamedTuple):
+    """A metric that a logged name stands for."""
+
+    metric: str
+    rank: int  # of the source, 0 is best
+    convert: Convert | None  # its unit
+
+
+@lru_cache(maxsize=65536)
+def _matches(name: str) -> tuple[Match, ...]:
+    """The metrics that a logged name stands for."""
+    if len(name) > MAX_NAME:
+        return ()
+
+    plain = plain_name(name)
+    ranks = _listed_ranks(plain) or by_words(name)
+    unit = _unit_of(name, plain)
+
+    return tuple(Match(metric, rank, unit) for metric, rank in ranks.items())
+
+
+def _listed_ranks(plain: str) -> dict[str, int]:
+    """The metrics whose tables list a name, each with its place in the table."""
+    lower = plain.lower()
+    ranks = dict(_LISTED_NAMES.get(lower, ()))
+    for metric, rank, pattern in _PATTERNS:
+        if rank < ranks.get(metric, LISTED) and pattern.fullmatch(plain):
+            ranks[metric] = rank
+
+    if lower.rpartition("/")[2] in STATISTICS:  # rewards/my_format/std
+        for metric in _PARTS:
+            ranks.pop(metric, None)
+
+    if "formatted" in ranks:  # rewards/correct_format/mean
+        ranks.pop("correct", None)
+
+    return ranks
+
+
+def own_name(metric: str) -> str:
+    """The logged name that takes precedence over all others of a metric."""
+    return f"watch/{metric}"
+
+
+def _index_names() -> tuple[dict[str, dict[str, int]], list[tuple[str, int, re.Pattern[str]]]]:
+    """The tables by plain name -> metric -> rank, and the patterns with their metrics and ranks."""
+    listed: dict[str, dict[str, int]] = {}
+    patterns = []
+    for metric in METRICS.values():
+        for rank, name in enumerate((own_name(metric.name), *metric.names)):
+            plain = plain_name(name).lower()
+            if "*" not in plain:
+                listed.setdefault(plain, {}).setdefault(metric.name, rank)
+                continue
+
+            parts = map(re.escape, plain.split("*"))
+            pattern = re.compile(".*".join(parts), re.IGNORECASE)
+            patterns.append((metric.name, rank, pattern))
+
+    return listed, patterns
+
+
+_LISTED_NAMES, _PATTERNS = _index_names()
+
+
+# Other units
+
+
+def _percent(value: float) -> float:
+    return value / 100
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else math.nan
+
+
+_UNITS: dict[str, Convert] = {
+    "token_mult_prob_error": _log,  # mean of exp(abs gap)
+    "baseline_reward/pct_0": _percent,
+    "baseline_reward/pct_1": _percent,
+    # The entropy or its negative.
+    "entropy_loss": abs,
+    "actor/entropy_loss": abs,
+    # Signed estimates.
+    "optim/kl_sample_train_v1": abs,
+    "vllm_kl": abs,
+    "rollout_corr/kl": abs,
+    "rollout_correction/kl": abs,
+}
+
+
+def _unit_of(name: str, plain: str) -> Convert | None:
+    unit = _UNITS.get(plain.lower())
+    if unit is None and words_of(name) & PERCENT:
+        return _percent
+    return unit
+
+
+# Names that are not known
 
 
 def guess_reward(names: Iterable[str]) -> list[str]:
     """Names to read the reward from where none is known: the accuracy, or else reward parts."""
     names = list(names)
-    found = sources(names)
-    if "reward" in found:
+    known = sources(names)
+    if "reward" in known:
         return []
+    if "correct" in known:
+        return known["correct"]
 
-    parts = [
-        key
-        for key in names
-        if {"reward", "score"} & _words(key)
-        and not _is_evaluation(key)
-        and not _words(key) & (_STATISTICS | _NOT_REWARD)
-    ]
-    return found.get("correct", []) or parts
+    return [name for name in names if _is_reward_part(name)]
+
+
+def _is_reward_part(name: str) -> bool:
+    words = words_of(name)
+    if words.isdisjoint({"reward", "score"}) or is_evaluation(name):
+        return False
+    return words.isdisjoint(STATISTICS | NOT_REWARD)
 
 
 def suggest_names(unknown: Iterable[str], metric: str = "reward") -> list[str]:
     """The names most like those of a metric, the best first."""
-    known = {word for rule in _RULES if rule.metric == metric for word in rule.needs[0]}
-    known |= {word for name in METRICS[metric].names for word in _words(name)}
-    known -= _NEUTRAL | _REWARD_WORDS
+    known: set[str] = set()
+    for rule in RULES:
+        if rule.metric == metric:
+            known.update(rule.needs[0])
+    for name in METRICS[metric].names:
+        known.update(words_of(name))
 
-    scores = {
-        key: max(
-            (
-                difflib.SequenceMatcher(None, word[:40], other).ratio()
-                for word in list(_words(key))[:20]
-                for other in known
-            ),
-            default=0.0,
-        )
-        for key in list(unknown)[:500]
-    }
+    known -= NEUTRAL | REWARD_WORDS
+    scores = {name: _likeness(name, known) for name in list(unknown)[:500]}
+    close = [name for name, score in scores.items() if score >= 0.6]
 
-    close = [key for key, score in scores.items() if score >= 0.6]
-    return sorted(close, key=lambda key: -scores[key])[:3]
+    return sorted(close, key=lambda name: -scores[name])[:3]
 
 
-@lru_cache(maxsize=65536)
-def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
-    """The metrics that a logged name stands for, with the rank of the source (0 is best)."""
-    if len(key) > MAX_NAME:
-        return ()
+def _likeness(name: str, known: set[str]) -> float:
+    """How much the most similar word of a name is like one of the known words."""
+    best = 0.0
+    for word in list(words_of(name))[:20]:
+        for other in known:
+            ratio = difflib.SequenceMatcher(None, word[:40], other).ratio()
+            best = max(best, ratio)
 
-    plain = plain_name(key)
-    ranks = dict(_LISTED_NAMES.get(plain.lower(), ()))
-    for name, rank, pattern in _PATTERNS:
-        if rank < ranks.get(name, _LISTED) and pattern.fullmatch(plain):
-            ranks[name] = rank
-
-    if plain.lower().rpartition("/")[2] in _STATISTICS:  # rewards/my_format/std
-        ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
-
-    ranks.pop("correct" if "formatted" in ranks else "", None)  # rewards/correct_format/mean
-    ranks = ranks or _by_words(key)
-    is_percent = _words(key) & {"pct", "percent", "percentage"}
-    unit = _UNITS.get(plain.lower()) or ((lambda x: x / 100) if is_percent else None)
-
-    return tuple((name, rank, unit) for name, rank in ranks.items())
-
-
-def _by_words(key: str) -> dict[str, int]:
-    words = _words(key)
-    if _is_evaluation(key):
-        place = next((k for k, word in enumerate(_HELDOUT) if word in words), None)
-        scored = any(word.startswith(("mean@", "avg@", "pass@")) for word in words)
-        if (place is None and not scored) or {x.partition("@")[0] for x in words} & _NOT_HELDOUT:
-            return {}
-
-        # Accuracy before reward; names of several problem sets are averaged.
-        return {"heldout": _LISTED + 50 * (place is not None and place >= _HELDOUT.index("score"))}
-
-    for rule in _RULES:
-        rest = set(words)
-        rank = _LISTED
-        for options in rule.needs:
-            place = next((k for k, word in enumerate(options) if word in words), None)
-            if place is None:
-                break
-
-            rank += 20 * place if options is rule.needs[0] else 0
-            rest -= set(options)
-        else:
-            if rest <= rule.also:
-                return {rule.metric: rank + len(rest)}
-
-    return {}
-
-
-def _is_evaluation(key: str) -> bool:
-    parts = [re.split(r"[^a-z0-9]+", part)[0] for part in plain_name(key).lower().split("/")]
-    return parts[0] not in ("reward", "rewards") and not _EVALUATION.isdisjoint(parts)
-
-
-def _words(key: str) -> frozenset[str]:
-    """The words of a name, singular: `rewardsAvg` and `rewards / avg` are reward and avg."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain_name(key[:MAX_NAME]))
-    words = (word for word in re.split(r"[^a-z0-9@]+", spaced.lower()) if word)
-
-    return frozenset(
-        word[:-3] + "y"
-        if word.endswith("ies")
-        else word[:-2]
-        if word.endswith("sses")
-        else word[:-1]
-        if word.endswith("s") and not word.endswith("ss") and len(word) > 2
-        else word
-        for word in words
-    )
-
-
-def plain_name(key: str) -> str:
-    """A logged name without what loggers add: `run-7 - train / reward` is `reward`."""
-    plain = key.rsplit(" - ", 1)[-1].strip()
-    if " " in plain:  # a notebook's table
-        plain = re.sub(r"\s*/\s*", "/", plain).replace(" ", "_")
-
-    plain = plain.removeprefix("train-")
-    while True:
-        phase, slash, rest = plain.partition("/")
-        if not slash or phase.lower() not in _PHASES:
-            return plain
-        plain = rest
-
-
-def own_name(name: str) -> str:
-    """The logged name that takes precedence over all others of a metric."""
-    return f"watch/{name}"
-
-
-_LISTED_NAMES: dict[str, dict[str, int]] = {}  # plain name -> metric -> rank
-_PATTERNS: list[tuple[str, int, re.Pattern[str]]] = []
-for _metric in METRICS.values():
-    for _rank, _name in enumerate((own_name(_metric.name), *_metric.names)):
-        _plain = plain_name(_name).lower()
-        if "*" in _plain:
-            _parts = map(re.escape, _plain.split("*"))
-            _PATTERNS.append((_metric.name, _rank, re.compile(".*".join(_parts), re.IGNORECASE)))
-        else:
-            _LISTED_NAMES.setdefault(_plain, {}).setdefault(_metric.name, _rank)
+    return best
