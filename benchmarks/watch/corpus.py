@@ -8,19 +8,18 @@ measured under "labels", apart from the metrics; what became of a run is for `la
 """
 
 import argparse
-import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks._lib.results import write_json
+from benchmarks._lib.results import read_json, write_json
 from benchmarks.watch.held_out_runs import held_out_runs
 from benchmarks.watch.runs import Run, rescue_runs, tuning_runs
 from mesotron.runs.files import read_rows
@@ -40,81 +39,44 @@ LISTS: dict[str, Callable[[], list[Run]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make runs of the corpus")
-    parser.add_argument(
-        "lists",
-        nargs="+",
-        choices=LISTS,
-        help="which, in this order",
-    )
-
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/watch"),
-        help="folder of the runs",
-    )
-
-    parser.add_argument(
-        "--pack",
-        type=Path,
-        default=HERE,
-        help="folder of the packed files",
-    )
-
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count(),
-        help="runs at once",
-    )
-
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--cpu-workers",
-        type=int,
-        default=0,
-        help="more runs at once, on the CPU",
-    )
-
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=math.inf,
-        help="stop, resumable, after",
-    )
-
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        help="settings by name",
-    )
-
-    parser.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
+    add = parser.add_argument
+    add("lists", nargs="+", choices=LISTS, help="which, in this order")
+    add("--out", type=Path, default=Path("runs/watch"), help="folder of the runs")
+    add("--pack", type=Path, default=HERE, help="folder of the packed files")
+    add("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
+    add("--seconds", type=float, default=math.inf, help="stop, resumable, after")
+    add("--only", nargs="+", default=[], help="settings by name")
+    add("--steps", type=int, help="fewer than the settings say, to try it out")
     given = parser.parse_args()
     given.until = time.monotonic() + given.seconds
 
-    jobs = [
-        (kind, run)
-        for kind in given.lists
-        for run in LISTS[kind]()
-        if not given.only or run.setting.name in given.only
-    ]
-
+    jobs = [(kind, run) for kind in given.lists for run in wanted(kind, given.only)]
     devices: SimpleQueue[str] = SimpleQueue()
     for device in [given.device] * given.workers + ["cpu"] * given.cpu_workers:
         devices.put(device)
 
     with ThreadPoolExecutor(given.workers + given.cpu_workers) as pool:
-        list(pool.map(lambda job: make(job[0], job[1], devices, given), jobs))
+        list(pool.map(lambda job: make(*job, devices, given), jobs))
 
     for kind in given.lists:
-        pack(kind, [run for its, run in jobs if its == kind], given)
+        pack(kind, wanted(kind, given.only), given)
+
+
+def wanted(kind: str, names: Sequence[str]) -> list[Run]:
+    """The runs of a list, or those with these settings."""
+    return [run for run in LISTS[kind]() if not names or run.setting.name in names]
 
 
 def pack(kind: str, runs: list[Run], given: argparse.Namespace) -> None:
     """One file with every finished run of a list."""
-    packed = [found for run in runs if (found := collect(run, given.out / kind / run.name))]
+    packed = []
+    for run in runs:
+        found = collect(run, given.out / kind / run.name)
+        if found:
+            packed.append(found)
+
     path = given.pack / f"{kind}.json.gz"
     write_json(packed, path)
     print(f"{len(packed)} of {len(runs)} runs in {path}, {path.stat().st_size:,} bytes")
@@ -133,12 +95,7 @@ def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespa
 
     typed = command(kind, run, path, device, given.steps)
     with path.with_suffix(".log").open("a") as log:
-        process = subprocess.Popen(
-            typed,
-            stdout=log,
-            stderr=log,
-            env=environment(),
-        )
+        process = subprocess.Popen(typed, stdout=log, stderr=log, env=environment())
         try:
             code = process.wait(None if math.isinf(left) else left)
         except subprocess.TimeoutExpired:
@@ -170,26 +127,26 @@ def command(kind: str, run: Run, path: Path, device: str, steps: int | None = No
     if (path / "config.json").exists():
         return [*train, "--resume", str(path)]
 
-    guard = ["rollback", "--save-every", "5"] if kind == "rescues" else ["off", "--save-every", "0"]
     flags = f"--out {path} --seed {run.seed} --steps {steps or run.setting.steps} --threads 1"
     flags += f" --device {device} --model.dtype float32 --eval-every {EVAL_EVERY}"
-
     if kind == "tuning":
         flags += f" --task.num-eval {TUNING_PROBLEMS}"
 
-    return [*train, *run.setting.flags.split(), *flags.split(), "--guard", *guard]
+    if kind == "rescues":
+        flags += " --guard rollback --save-every 5"
+    else:
+        flags += " --guard off --save-every 0"
+    return [*train, *run.setting.flags.split(), *flags.split()]
 
 
 def environment() -> dict[str, str]:
     """This environment with `gamed_rewards` importable, one thread and no network."""
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
+    paths = str(HERE)
+    if os.environ.get("PYTHONPATH"):
+        paths += os.pathsep + os.environ["PYTHONPATH"]
 
-    return {**os.environ, **own}
+    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
+    return os.environ | own
 
 
 def collect(run: Run, path: Path) -> dict[str, Any] | None:
@@ -198,11 +155,11 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
     if not (path / "exit_code").exists() or not rows:
         return None
 
-    config = json.loads((path / "config.json").read_text())
-    before = json.loads((path / "before.json").read_text())
-    after = path / "after.json"
-    after = json.loads(after.read_text()) if after.exists() else None
-    names = dict.fromkeys(name for row in rows for name in row)
+    config = read_json(path / "config.json")
+    before = read_json(path / "before.json")
+    after = None
+    if (path / "after.json").exists():
+        after = read_json(path / "after.json")
 
     return {
         "name": run.name,
@@ -217,9 +174,17 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
         "after": after and after["greedy"]["strict"]["value"],
         "unchanged": after and unchanged(before, after),
         "labels": read_rows(path / "labels.jsonl"),
-        "columns": {name: [rounded(row.get(name)) for row in rows] for name in names},
+        "columns": columns_of(rows),
         "guarded": [row for row in read_rows(path / "events.jsonl") if row["kind"] != "watch"],
     }
+
+
+def columns_of(rows: Sequence[dict[str, float]]) -> dict[str, list[float | None]]:
+    """Every number that was logged, None where a row has none."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return {name: [rounded(row.get(name)) for row in rows] for name in names}
 
 
 def unchanged(before: dict[str, Any], after: dict[str, Any]) -> float:

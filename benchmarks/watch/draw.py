@@ -24,29 +24,25 @@ COLUMNS = 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the failed runs and where they were stopped")
-    parser.add_argument(
-        "corpus",
-        nargs="?",
-        choices=("tuning", "held_out"),
-        default="held_out",
-    )
-
+    parser.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="held_out")
     given = parser.parse_args()
-    found = [(run, label(run)) for run in load(given.corpus)]
-    failed = sorted(
-        [(run, truth) for run, truth in found if truth.outcome == "failed"],
-        key=lambda pair: (pair[0]["kind"], pair[0]["name"]),
-    )
+
+    failed = []
+    for run in load(given.corpus):
+        truth = label(run)
+        if truth.outcome == "failed":
+            failed.append((run, truth.onset))
+    failed.sort(key=lambda pair: (pair[0]["kind"], pair[0]["name"]))
 
     lines = math.ceil(len(failed) / COLUMNS)
+    size = (15, 1.6 * lines)
     figure, axes = pyplot.subplots(
-        lines, COLUMNS, figsize=(15, 1.6 * lines), constrained_layout=True, sharey=True
+        lines, COLUMNS, figsize=size, constrained_layout=True, sharey=True
     )
     for axis in axes.flat[len(failed) :]:
         axis.axis("off")
-
-    for axis, (run, truth) in zip(axes.flat, failed):
-        draw(axis, run, truth.onset)
+    for axis, (run, onset) in zip(axes.flat, failed, strict=False):
+        draw(axis, run, onset)
 
     save_picture(figure, HERE / f"{given.corpus}.png", dpi=80)
 
@@ -54,24 +50,19 @@ def main() -> None:
 def draw(axis: Axes, run: dict, onset: int | None) -> None:
     """Right answers in training (black), what decides (grey), onset (dotted), stop (red)."""
     columns = run["columns"]
-    alarm = watch_alarm(rows_of(run))
-    steps = columns["step"]
-    axis.plot(*zip(*smooth(steps, columns["facts/correct"], 5)), color="black", lw=1.2)
-
-    axis.plot(
-        *zip(*accuracy(run)),
-        color="grey",
-        lw=0.8,
-        marker=".",
-        ms=3,
-    )
+    training = smooth(columns["step"], columns["facts/correct"], 5)
+    axis.plot(*zip(*training, strict=True), color="black", lw=1.2)
+    axis.plot(*zip(*accuracy(run), strict=True), color="grey", lw=0.8, marker=".", ms=3)
     if onset is not None:
         axis.axvline(onset, color="tab:blue", ls=":", lw=1)
 
+    words = "NOT STOPPED"
+    alarm = watch_alarm(rows_of(run))
     if alarm:
-        axis.axvline(alarm[0], color="tab:red", lw=1.2)
+        step, detector = alarm
+        axis.axvline(step, color="tab:red", lw=1.2)
+        words = detector.replace("_", " ")
 
-    words = alarm[1].replace("_", " ") if alarm else "NOT STOPPED"
     axis.set_title(f"{run['name']}\n{words}", fontsize=7)
     axis.tick_params(labelsize=6)
     axis.set_ylim(0, 0.7)

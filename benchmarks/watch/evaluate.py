@@ -10,7 +10,7 @@ Every run goes through the engine row by row, as it was logged, and through the 
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from benchmarks._lib.results import read_json, write_json
 from benchmarks.watch.corpus import LISTS, TUNING_PROBLEMS
 from benchmarks.watch.labels import Label, label
 from benchmarks.watch.static_thresholds import StaticThresholds
-from mesotron.watch import Engine
+from mesotron.watch import Engine, Event
 
 HERE = Path(__file__).parent
 # A stop up to this many steps before the onset counts as a catch; an earlier one does not.
@@ -66,67 +66,48 @@ class Verdict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Judge the watch by the corpus")
-    parser.add_argument(
-        "corpus",
-        nargs="?",
-        choices=("tuning", "held_out"),
-        default="tuning",
-    )
-
-    parser.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
-    parser.add_argument(
-        "--judges",
-        nargs="+",
-        default=list(JUDGES),
-        help="which ones to ask",
-    )
-
-    parser.add_argument(
-        "--write", action="store_true", help="also write the verdicts beside the corpus"
-    )
+    add = parser.add_argument
+    add("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
+    add("--without", default="", help="leave out metrics that begin so (eval/)")
+    add("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
+    add("--write", action="store_true", help="also write the verdicts beside the corpus")
     given = parser.parse_args()
-    runs = load(given.corpus)
 
-    found = {
-        name: judge_all(runs, judge, given.without)
-        for name, judge in JUDGES.items()
-        if name in given.judges
-    }
-    for verdict in found["watch"]:
+    runs = load(given.corpus)
+    verdicts: dict[str, list[Verdict]] = {}
+    for name, judge in JUDGES.items():
+        if name in given.judges:
+            verdicts[name] = judge_all(runs, judge, given.without)
+
+    for verdict in verdicts["watch"]:
         print(line(verdict))
 
-    result = {name: summarise(verdicts) for name, verdicts in found.items()}
+    summary = {name: summarise(found) for name, found in verdicts.items()}
     made = completeness(given.corpus, runs)
-    print(json.dumps(result | {"corpus": made}, indent=1))
+    print(json.dumps(summary | {"corpus": made}, indent=1))
 
     if given.write:
-        verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
         ending = "verdicts_blind" if given.without else "verdicts"
-        path = HERE / f"{given.corpus}_{ending}.json.gz"
-
-        written = {
-            "corpus": made,
-            "summary": result,
-            "verdicts": verdicts,
-        }
-
-        write_json(written, path)
+        rows = {name: [asdict(verdict) for verdict in found] for name, found in verdicts.items()}
+        written = {"corpus": made, "summary": summary, "verdicts": rows}
+        write_json(written, HERE / f"{given.corpus}_{ending}.json.gz")
 
 
 def completeness(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Which runs of the list are not in the corpus, and which of those in it ended before their
     last step: a figure over the runs that happen to be there could be of the easy ones."""
     listed = {run.name: run for run in LISTS[name]()}
-    here = {run["name"]: run for run in runs}
-    short = {
-        known: f"step {run['columns']['step'][-1]:.0f}, exit {run['exit_code']}"
-        for known, run in here.items()
-        if run["exit_code"] or run["columns"]["step"][-1] < listed[known].setting.steps
-    }
+    names = {run["name"] for run in runs}
+
+    short = {}
+    for run in runs:
+        last = run["columns"]["step"][-1]
+        if run["exit_code"] or last < listed[run["name"]].setting.steps:
+            short[run["name"]] = f"step {last:.0f}, exit {run['exit_code']}"
 
     return {
-        "runs": f"{len(here)} of {len(listed)}",
-        "not made": sorted(listed.keys() - here.keys()),
+        "runs": f"{len(runs)} of {len(listed)}",
+        "not made": sorted(listed.keys() - names),
         "ended early": short,
     }
 
@@ -138,15 +119,14 @@ def load(name: str) -> list[dict[str, Any]]:
 
 def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:
     """The rows as they were logged, but for metrics that begin with `without`."""
-    columns = {
-        name: values
-        for name, values in (run["columns"] | first_evaluation(run)).items()
-        if not (without and name.startswith(without))
-    }
-    return [
-        {name: values[k] for name, values in columns.items() if values[k] is not None}
-        for k in range(len(columns["step"]))
-    ]
+    rows: list[Row] = [{} for _ in run["columns"]["step"]]
+    for name, column in (run["columns"] | first_evaluation(run)).items():
+        if without and name.startswith(without):
+            continue
+        for row, value in zip(rows, column, strict=True):
+            if value is not None:
+                row[name] = value
+    return rows
 
 
 def first_evaluation(run: dict[str, Any]) -> dict[str, list[float | None]]:
@@ -160,14 +140,17 @@ def first_evaluation(run: dict[str, Any]) -> dict[str, list[float | None]]:
     return {"eval/greedy": greedy, "eval/problems": problems}
 
 
+def events_of(rows: Iterable[Row], engine: Engine) -> Iterator[Event]:
+    """What the watch says, row by row."""
+    for row in rows:
+        yield from engine.update(row)
+
+
 def watch_alarm(rows: Sequence[Row]) -> Alarm | None:
     """The first stop of the watch."""
-    engine = Engine()
-    for row in rows:
-        for event in engine.update(row):
-            if event.severity == "stop":
-                return event.step, event.detector
-
+    for event in events_of(rows, Engine()):
+        if event.severity == "stop":
+            return event.step, event.detector
     return None
 
 
@@ -178,7 +161,6 @@ def static_alarm(rows: Sequence[Row], severities: Sequence[str], shrink: int = 1
         found = [name for name, severity in thresholds.update(row) if severity in severities]
         if found:
             return int(row["step"]), found[0]
-
     return None
 
 
@@ -218,34 +200,42 @@ def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
 def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The numbers of the page, each share with its 95% interval."""
     failed = [one for one in verdicts if one.outcome == "failed"]
-    well = [one for one in verdicts if one.outcome == "healthy"]
+    healthy = [one for one in verdicts if one.outcome == "healthy"]
+    unclear = [one for one in verdicts if one.outcome == "unclear"]
     lossy = [one for one in failed if one.lossy]
     fell = [one for one in lossy if one.reward_fell]
-    kinds = sorted({one.kind for one in failed})
+
+    caught_by_kind = {}
+    for kind in sorted({one.kind for one in failed}):
+        of_kind = [one.caught for one in failed if one.kind == kind]
+        caught_by_kind[kind] = share(of_kind)["words"]
 
     return {
         "caught": share([one.caught for one in failed]),
-        "healthy runs stopped": share([one.alarm is not None for one in well]),
-        "reward lost at the alarm, median": middle(lossy, [one.reward_lost for one in lossy]),
+        "healthy runs stopped": share([one.alarm is not None for one in healthy]),
+        "reward lost at the alarm, median": median_loss(lossy, "reward_lost"),
         "the same where half of it went": {
             "runs": len(fell),
-            "median": middle(fell, [one.reward_lost for one in fell]),
+            "median": median_loss(fell, "reward_lost"),
         },
-        "right answers lost at the alarm, median": middle(lossy, [one.lost for one in lossy]),
-        "unclear": sum(one.outcome == "unclear" for one in verdicts),
-        "caught by kind": {
-            kind: share([one.caught for one in failed if one.kind == kind])["words"]
-            for kind in kinds
-        },
+        "right answers lost at the alarm, median": median_loss(lossy, "lost"),
+        "unclear": len(unclear),
+        "caught by kind": caught_by_kind,
         "missed": [one.run for one in failed if not one.caught],
-        "stopped in vain": [one.run for one in well if one.alarm is not None],
+        "stopped in vain": [one.run for one in healthy if one.alarm is not None],
     }
 
 
-def middle(verdicts: Sequence[Verdict], lost: Sequence[float | None]) -> float | None:
-    """The median; a missed collapse has lost everything."""
-    shares = [x if one.caught and x is not None else 1.0 for one, x in zip(verdicts, lost)]
-    return round(median(shares), 4) if shares else None
+def median_loss(verdicts: Sequence[Verdict], name: str) -> float | None:
+    """The median of what was lost; a missed collapse has lost everything."""
+    if not verdicts:
+        return None
+
+    losses = []
+    for one in verdicts:
+        loss = getattr(one, name)
+        losses.append(loss if one.caught and loss is not None else 1.0)
+    return round(median(losses), 4)
 
 
 def share(hits: Sequence[bool]) -> dict[str, Any]:
@@ -258,36 +248,32 @@ def share(hits: Sequence[bool]) -> dict[str, Any]:
     n = len(hits)
     k = sum(hits)
     words = f"{k} of {n}"
-
     if not n:
-        return {
-            "words": words,
-            "value": None,
-            "low": None,
-            "high": None,
-        }
+        return {"words": words, "value": None, "low": None, "high": None}
 
     z = 1.96
     middle = (k + z * z / 2) / (n + z * z)
-    wide = z * math.sqrt(k * (n - k) / n + z * z / 4)
-    low = middle - wide / (n + z * z)
-    high = middle + wide / (n + z * z)
-
-    numbers = {
-        "value": k / n,
-        "low": max(low, 0.0),
-        "high": min(high, 1.0),
+    wide = z * math.sqrt(k * (n - k) / n + z * z / 4) / (n + z * z)
+    return {
+        "words": words,
+        "value": round(k / n, 4),
+        "low": round(max(middle - wide, 0.0), 4),
+        "high": round(min(middle + wide, 1.0), 4),
     }
-    return {"words": words} | {name: round(number, 4) for name, number in numbers.items()}
 
 
 def line(one: Verdict) -> str:
     """One run as a table row."""
     alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}" if one.alarm else "no stop"
     lost = "" if one.lost is None else f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
-    good = one.caught if one.outcome == "failed" else one.alarm is None
-    mark = "  " if good or one.outcome in ("unclear", "stalled") else "X "
 
+    is_wrong = False
+    if one.outcome == "failed":
+        is_wrong = not one.caught
+    elif one.outcome == "healthy":
+        is_wrong = one.alarm is not None
+
+    mark = "X " if is_wrong else "  "
     return f"{mark}{one.run:<20} {one.outcome:<8} ({one.why}, onset {one.onset}): {alarm}{lost}"
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 
+from benchmarks.watch.evaluate import events_of
 from mesotron.watch import DETECTORS, Engine
 
 STEPS = 1000
@@ -36,10 +37,10 @@ def main() -> None:
     harmful = {detector.name for detector in DETECTORS if not detector.harmless}
     for _ in range(parser.parse_args().runs):
         prompts = int(draw.choice(PROMPTS))
-        engine = Engine()
         values = rewards(draw, prompts, draw.choice(LEVELS), draw.choice(GAINS))
-        events = [e for x in values for e in engine.update({"reward": x}) if e.detector in harmful]
-        counts.update({(prompts, "runs"), *((prompts, event.severity) for event in events)})
+        events = events_of(({"reward": value} for value in values), Engine())
+        severities = {event.severity for event in events if event.detector in harmful}
+        counts.update((prompts, word) for word in {"runs", *severities})
 
     for prompts in PROMPTS:
         each = [f"{word} {counts[prompts, word]}" for word in ("runs", "stop", "warn")]

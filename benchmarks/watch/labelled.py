@@ -70,33 +70,27 @@ class LabelEvery(TrainerCallback):
         was_training = model.training
         model.eval()
 
-        said = generate(
-            model,
-            self.parts.tokenizer,
-            self.prompts,
-            max_tokens=self.parts.config.rollout.max_tokens,
-            batch=PROBLEMS,
-        )
+        max_tokens = self.parts.config.rollout.max_tokens
+        tokenizer = self.parts.tokenizer
+        said = generate(model, tokenizer, self.prompts, max_tokens=max_tokens, batch=PROBLEMS)
 
         model.train(was_training)
         return said
 
     def write(self, step: int, said: Sequence[Completion]) -> None:
         """Judge and append."""
-        facts = self.parts.judge.judge(
-            [one.text for one in said],
-            [problem.gold for problem in self.problems],
-            [one.truncated for one in said],
-        )
+        texts = [one.text for one in said]
+        golds = [problem.gold for problem in self.problems]
+        facts = self.parts.judge.judge(texts, golds, [one.truncated for one in said])
 
         first = json.loads(self.first.read_text())
+        same = [before == now for before, now in zip(first, texts, strict=True)]
         row = {
             "step": step,
             "correct": sum(fact.correct for fact in facts) / len(facts),
             "problems": len(facts),
-            "unchanged": sum(a == b.text for a, b in zip(first, said, strict=True)) / len(said),
+            "unchanged": sum(same) / len(same),
         }
-
         append_row(self.file, row)
 
 

@@ -16,20 +16,23 @@ import argparse
 import gzip
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._lib.results import write_json
-from benchmarks.watch.evaluate import share
+from benchmarks._lib.results import read_json, write_json
+from benchmarks.watch.evaluate import events_of, share
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine
 from mesotron.watch.metrics import canonical, own_name
 
 HERE = Path(__file__).parent
 ONSET_SHARE = 0.1  # of the run's length
+STEP_NAMES = ("step", "Step", "progress/batch", "system/step")
+Row = dict[str, float]
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,8 @@ class Verdict:
 
 def half_of(repository: str) -> str:
     """The split, fixed before tuning: by repository, never by run."""
-    return ("tuning", "check")[hashlib.sha256(repository.encode()).digest()[0] % 2]
+    first = hashlib.sha256(repository.encode()).digest()[0]
+    return ("tuning", "check")[first % 2]
 
 
 def main() -> None:
@@ -59,21 +63,26 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="print every run")
     parser.add_argument("--write", action="store_true", help="also write public_runs.json.gz")
     given = parser.parse_args()
-    runs = json.loads((given.folder / "labels.json").read_text())["runs"]
-    halves = ("tuning", "check") if given.half == "both" else (given.half,)
 
     result = {}
-    for half in halves:
-        verdicts = [judge(given.folder, run) for run in runs if half_of(run["repository"]) == half]
+    for half in ("tuning", "check") if given.half == "both" else (given.half,):
+        verdicts = [judge(given.folder, run) for run in runs_of(given.folder, half)]
         for verdict in verdicts:
             if given.all or not is_right(verdict):
                 print(line(verdict))
 
-        result[half] = {"summary": summarize(verdicts), "verdicts": [*map(asdict, verdicts)]}
-        print(half, json.dumps(result[half]["summary"], indent=1))
+        summary = summarize(verdicts)
+        print(half, json.dumps(summary, indent=1))
+        result[half] = {"summary": summary, "verdicts": [asdict(one) for one in verdicts]}
 
     if given.write:
         write_json(result, HERE / "public_runs.json.gz")
+
+
+def runs_of(folder: Path, half: str) -> list[dict[str, Any]]:
+    """The labelled runs of a half."""
+    runs = read_json(folder / "labels.json")["runs"]
+    return [run for run in runs if half_of(run["repository"]) == half]
 
 
 def judge(folder: Path, run: dict[str, Any]) -> Verdict:
@@ -82,102 +91,136 @@ def judge(folder: Path, run: dict[str, Any]) -> Verdict:
 
     unread = not any("reward" in canonical(row) for row in rows)
     if unread:  # judge the detectors all the same
-        rows = [row | ({own_name("reward"): row[key]} if key in row else {}) for row in rows]
+        for row in rows:
+            if key in row:
+                row[own_name("reward")] = row[key]
 
-    diagnosis = watch(rows)
     label = run["label"]
     if label == "collapsed" and not run.get("clear", True):
         label = "noisy"
 
-    first = rows[0]["step"]
-    last = rows[-1]["step"]
-
-    onset = found = None
+    diagnosis = watch(rows)
+    onset = None
+    found = None
     if label == "collapsed":
         points = [(row["step"], row[key]) for row in rows if key in row]
-        onset = (labelled_onset(points) - first) / (last - first)
-        ends = [p.first for p in diagnosis.phases if p.condition == "dead"]
-        found = (ends[-1] - first) / (last - first) if ends else None
+        onset = share_of(labelled_onset(points), rows)
+        found = share_of(dead_from(diagnosis), rows)
 
-    events = diagnosis.events
+    stops = [event for event in diagnosis.events if event.severity == "stop"]
+    warnings = {event.detector for event in diagnosis.events if event.severity == "warn"}
     return Verdict(
         run=run["file"].removesuffix(".jsonl.gz"),
         label=label,
         condition=diagnosis.condition,
         cause=diagnosis.cause,
-        stops=tuple((e.step, e.detector) for e in events if e.severity == "stop"),
-        warnings=tuple(sorted({e.detector for e in events if e.severity == "warn"})),
+        stops=tuple((event.step, event.detector) for event in stops),
+        warnings=tuple(sorted(warnings)),
         unread=unread,
         onset=onset,
         found=found,
     )
 
 
-def read_rows(path: Path) -> list[dict[str, float]]:
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a log, each with a step: its own, or its number."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(text) for text in file]
 
-    names = ("step", "Step", "progress/batch", "system/step")
-    step = next((name for name in names if all(name in row for row in rows)), None)
-    return [row | {"step": float(k if step is None else row[step])} for k, row in enumerate(rows)]
+    names = [name for name in STEP_NAMES if all(name in row for row in rows)]
+    for k, row in enumerate(rows):
+        row["step"] = float(row[names[0]] if names else k)
+    return rows
 
 
-def watch(rows: Sequence[dict[str, float]]) -> Diagnosis:
+def watch(rows: Sequence[Row]) -> Diagnosis:
     """As `mesotron.Watch` and `mesotron watch` do: row by row, then the diagnosis."""
     engine = Engine()
-    events = [event for row in rows for event in engine.update(row)]
+    events = list(events_of(rows, engine))
     return diagnose(rows, engine, events)
 
 
-def labelled_onset(points: Sequence[tuple[float, float]]) -> float:
+def share_of(step: float | None, rows: Sequence[Row]) -> float | None:
+    """Where a step lies in the run."""
+    if step is None:
+        return None
+
+    first = rows[0]["step"]
+    last = rows[-1]["step"]
+    return (step - first) / (last - first)
+
+
+def dead_from(diagnosis: Diagnosis) -> float | None:
+    """The step from which the watch calls the run dead."""
+    starts = [phase.first for phase in diagnosis.phases if phase.condition == "dead"]
+    return starts[-1] if starts else None
+
+
+def labelled_onset(points: Points) -> float:
     """The last step at which the reward, smoothed as by the rule, was within a tenth of its
     best."""
     values = [value for _, value in points]
     low = min(0.0, sorted(values)[len(values) // 100])
     half = max(len(values) // 20, 1) // 2
-    windows = [values[max(k - half, 0) : k + half + 1] for k in range(len(values))]
-    smooth = [sum(window) / len(window) - low for window in windows]
-    best = max(smooth)
 
-    return max(step for (step, _), value in zip(points, smooth) if value >= 0.9 * best)
+    smooth = []
+    for k in range(len(values)):
+        around = values[max(k - half, 0) : k + half + 1]
+        smooth.append(sum(around) / len(around) - low)
+
+    best = max(smooth)
+    pairs = zip(points, smooth, strict=True)
+    return max(step for (step, _), value in pairs if value >= 0.9 * best)
 
 
 def is_right(verdict: Verdict) -> bool:
     if verdict.label in ("collapsed", "starved"):
         return verdict.condition == "dead"
-    return verdict.label != "healthy" or (verdict.condition == "healthy" and not verdict.stops)
+    if verdict.label == "healthy":
+        return verdict.condition == "healthy" and not verdict.stops
+    return True
 
 
 def summarize(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    def those(label: str) -> list[Verdict]:
-        return [one for one in verdicts if one.label == label]
+    by_label: dict[str, list[Verdict]] = defaultdict(list)
+    for one in verdicts:
+        by_label[one.label].append(one)
 
-    healthy = those("healthy")
-    collapsed = those("collapsed")
-    dated = [one for one in collapsed if one.found is not None and one.onset is not None]
-
+    healthy = by_label["healthy"]
+    collapsed = by_label["collapsed"]
     return {
-        "collapses caught": share([one.condition == "dead" for one in collapsed]),
-        "starved caught": share([one.condition == "dead" for one in those("starved")]),
-        "noisy collapses": dict(Counter(one.condition for one in those("noisy"))),
+        "collapses caught": share(are(collapsed, "dead")),
+        "starved caught": share(are(by_label["starved"], "dead")),
+        "noisy collapses": dict(Counter(one.condition for one in by_label["noisy"])),
         "healthy stopped": share([bool(one.stops) for one in healthy]),
-        "healthy dead at the end": share([one.condition == "dead" for one in healthy]),
-        "healthy ending with a warning": share([one.condition == "drifting" for one in healthy]),
-        "unclear": dict(Counter(one.condition for one in those("unclear"))),
+        "healthy dead at the end": share(are(healthy, "dead")),
+        "healthy ending with a warning": share(are(healthy, "drifting")),
+        "unclear": dict(Counter(one.condition for one in by_label["unclear"])),
         "unread": sum(one.unread for one in verdicts),
-        "onset within a tenth": share(
-            [abs((one.found or 0) - (one.onset or 0)) <= ONSET_SHARE for one in dated]
-        ),
+        "onset within a tenth": share(dated_well(collapsed)),
     }
+
+
+def are(verdicts: Sequence[Verdict], condition: str) -> list[bool]:
+    return [one.condition == condition for one in verdicts]
+
+
+def dated_well(verdicts: Sequence[Verdict]) -> list[bool]:
+    """Whether the watch dates a collapse as the label does, where both do."""
+    hits = []
+    for one in verdicts:
+        if one.found is not None and one.onset is not None:
+            hits.append(abs(one.found - one.onset) <= ONSET_SHARE)
+    return hits
 
 
 def line(one: Verdict) -> str:
     mark = "  " if is_right(one) else "X "
     dates = "" if one.onset is None else f" onset {one.onset:.2f} found {one.found}"
-
+    unread = " unread" if one.unread else ""
     return (
         f"{mark}{one.label:<9} {one.condition:<9} {one.run[:70]:<70} {one.cause or ''}{dates} "
-        f"{list(one.stops)} {list(one.warnings)}{' unread' if one.unread else ''}"
+        f"{list(one.stops)} {list(one.warnings)}{unread}"
     )
 
 

@@ -9,51 +9,54 @@ the guard has changed the reward, right answers are compared instead. Held-out a
 the goal, stands beside it. Reads the packed files alone.
 """
 
-import json
 from typing import Any
 
+from benchmarks._lib.results import write_json
+from benchmarks._lib.rows import by_key, listed
 from benchmarks.watch.evaluate import HERE, load
 from benchmarks.watch.labels import label, mean
-from benchmarks.watch.runs import RESCUES, rescue_runs
+from benchmarks.watch.runs import RESCUES, Run, rescue_runs
 from mesotron.watch.detectors import TWO_PART
 
 ENOUGH = 0.9
-CORPORA = [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]
+CORPORA = ("tuning", "held_out")
 SEEDS = {"seeds 0 and 1": (0, 1), "seed 100, held out": (100,)}
+SHOWN = ("step", "action", "detector", "checkpoint", "changes")  # of a rollback
 Packed = dict[str, Any]
 
 
 def main() -> None:
-    corpus = {run["name"]: run for name in CORPORA for run in load(name)}
-    made = {run["name"]: run for run in load("rescues")}
-    ready = [
-        run
-        for run in rescue_runs()
-        if run.name in made
-        and {run.name, healthy_twin(run.setting.name, run.seed)} <= corpus.keys()
-    ]
+    corpus: dict[str, Packed] = {}
+    for name in CORPORA:
+        corpus |= by_key(load(name), name_of)
+    made = by_key(load("rescues"), name_of)
 
+    ready = [run for run in rescue_runs() if is_ready(run, made, corpus)]
     found = [compare(made[run.name], corpus, run.setting.steps) for run in ready]
     for one in found:
         print(line(one))
 
     summary = {words: count(found, seeds) for words, seeds in SEEDS.items()}
     missing = [run.name for run in rescue_runs() if run not in ready]
-    print(
-        summary,
-        "not made:",
-        missing,
-        "no collapse:",
-        sorted(sound(found)),
-    )
+    print(summary, "not made:", missing, "no collapse:", sorted(sound(found)))
+    write_json({"summary": summary, "runs": found}, HERE / "rescues.json", indent=1)
 
-    (HERE / "rescues.json").write_text(json.dumps({"summary": summary, "runs": found}, indent=1))
+
+def name_of(run: Packed) -> str:
+    return run["name"]
+
+
+def is_ready(run: Run, made: dict[str, Packed], corpus: dict[str, Packed]) -> bool:
+    """Whether a rescue and both runs that it is compared with were made."""
+    twin = healthy_twin(run.setting.name, run.seed)
+    return run.name in made and run.name in corpus and twin in corpus
 
 
 def count(found: list[Packed], seeds: tuple[int, ...]) -> str:
     """How many of the planned collapses with these seeds were rescued; missing runs are lost."""
     planned = {run.name for run in rescue_runs() if run.seed in seeds} - sound(found)
-    return f"{sum(one['rescued'] for one in found if one['run'] in planned)} of {len(planned)}"
+    rescued = [one for one in found if one["run"] in planned and one["rescued"]]
+    return f"{len(rescued)} of {len(planned)}"
 
 
 def sound(found: list[Packed]) -> set[str]:
@@ -63,11 +66,11 @@ def sound(found: list[Packed]) -> set[str]:
 
 def line(one: Packed) -> str:
     """A row of the page's table."""
-    reward, greedy = ([f"{x:.3f}" for x in one[key].values()] for key in ("reward", "greedy"))
+    rewards = [f"{reward:.3f}" for reward in one["reward"].values()]
+    greedy = listed(one["greedy"].values(), ".3f")
     acts = ", ".join(f"{act['step']} to {act['checkpoint']}" for act in one["rollbacks"])
     word = "yes" if one["rescued"] else "no"
-
-    return f"| {one['run']} | {' | '.join(reward)} | {', '.join(greedy)} | {acts} | {word} |"
+    return f"| {one['run']} | {' | '.join(rewards)} | {greedy} | {acts} | {word} |"
 
 
 def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
@@ -80,26 +83,32 @@ def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
     """
     twin = corpus[healthy_twin(run["setting"], run["seed"])]
     alone = corpus[run["name"]]
-    changed = [change["field"] for act in run["guarded"] for change in act["changes"]]
 
     # A changed reward has another scale.
-    judged_by = "facts/correct" if TWO_PART.field in changed else "reward"
-    rewards = [final(one, judged_by, 10) for one in (run, alone, twin)]
-    accuracies = [final(one, "eval/greedy", 1) for one in (run, alone, twin)]
+    judged_by = "facts/correct" if TWO_PART.field in changed_fields(run) else "reward"
+    three = {"rollback": run, "alone": alone, "healthy": twin}
+    rewards = {name: final(one, judged_by, 10) for name, one in three.items()}
+    greedy = {name: final(one, "eval/greedy", 1) for name, one in three.items()}
 
+    last = run["columns"]["step"][-1]
     return {
         "run": run["name"],
-        "steps": run["columns"]["step"][-1],
+        "steps": last,
         "alone": label(alone).outcome,
         "judged by": judged_by,
-        "reward": named(rewards),
-        "greedy": named(accuracies),
-        "rollbacks": [
-            {key: act[key] for key in ("step", "action", "detector", "checkpoint", "changes")}
-            for act in run["guarded"]
-        ],
-        "rescued": run["columns"]["step"][-1] >= steps and rewards[0] >= ENOUGH * rewards[2],
+        "reward": rounded(rewards),
+        "greedy": rounded(greedy),
+        "rollbacks": [{key: act[key] for key in SHOWN} for act in run["guarded"]],
+        "rescued": last >= steps and rewards["rollback"] >= ENOUGH * rewards["healthy"],
     }
+
+
+def changed_fields(run: Packed) -> set[str]:
+    """The settings that the guard changed."""
+    fields = set()
+    for act in run["guarded"]:
+        fields |= {change["field"] for change in act["changes"]}
+    return fields
 
 
 def healthy_twin(setting: str, seed: int) -> str:
@@ -109,12 +118,12 @@ def healthy_twin(setting: str, seed: int) -> str:
 
 def final(run: Packed, name: str, rows: int) -> float:
     """The mean of a column's last values."""
-    return mean([value for value in run["columns"][name] if value is not None][-rows:])
+    known = [value for value in run["columns"][name] if value is not None]
+    return mean(known[-rows:])
 
 
-def named(values: list[float]) -> dict[str, float]:
-    """Three numbers with their names."""
-    return {k: round(v, 3) for k, v in zip(("rollback", "alone", "healthy"), values, strict=True)}
+def rounded(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: round(number, 3) for name, number in numbers.items()}
 
 
 if __name__ == "__main__":

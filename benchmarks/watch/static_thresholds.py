@@ -118,11 +118,8 @@ class StaticThresholds:
             if math.isfinite(value):  # the toolkit's comparisons with NaN are all false
                 self.past.setdefault(name, []).append(value)
 
-        found: list[tuple[str, Severity]] = [
-            (rule.name, rule.severity) for rule in RULES if self._holds(rule)
-        ]
+        found = [(rule.name, rule.severity) for rule in RULES if self._holds(rule)]
         found += above("reward and length", self._correlation(), CORRELATED)
-
         return found + above("reward std spike", self._spike(), SPIKE)
 
     def _window(self, rows: int) -> int:
@@ -131,14 +128,14 @@ class StaticThresholds:
     def _holds(self, rule: Threshold) -> bool:
         values = self.past.get(rule.metric, [])
         size = self._window(rule.window)
-        if len(values) < size * (2 if rule.relative else 1):
+        enough = 2 * size if rule.relative else size
+        if len(values) < enough:
             return False
 
         now = fmean(values[-size:])
         if rule.relative:
             first = fmean(values[:size])
             now = now / first if first > 0 else 1.0
-
         return now > rule.above or now < rule.below
 
     def _correlation(self) -> float:
