@@ -15,7 +15,6 @@ tiny model over a grid of rates. Finished runs are in the result after each one 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import subprocess
@@ -23,14 +22,15 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import distinct, mean_of, values, where
 from benchmarks.smollm2.place import model_folder
 from benchmarks.tournament import warm
 from benchmarks.tournament.__main__ import protocol_commit
@@ -43,75 +43,83 @@ COLLAPSE_SEEDS = range(255, 260)
 RATES_SEEDS = range(260, 263)
 RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/ARCHIVE.md
 COLLAPSE_RATE = 1.2e-2  # of the recipe arith_collapse
-LOWEST = {
-    "adamw": 1.25e-4,
-    "muon": 1.25e-4,
-    "pion": 5e-4,
-}  # of rates a factor 2 apart
+LOWEST = {"adamw": 1.25e-4, "muon": 1.25e-4, "pion": 5e-4}  # of rates a factor 2 apart
+MORE_RATES = ("muon", "pion")  # had not collapsed at the seventh
+REWARDS = ("sparse", "two_part")
 STEPS = {"guard": 100, "box": 80, "collapse": 60, "rates": 40}
 FALLING = "--optim.clip all --optim.schedule linear --optim.warmup 0.05"
 Run = dict[str, Any]
-Cell = tuple[str, int, list[str]]  # name, seed, flags
+
+
+class Cell(NamedTuple):
+    name: str
+    seed: int
+    flags: list[str]
 
 
 def main() -> None:
+    given = read_arguments()
+    given.protocol = given.protocol or protocol_commit()
+    given.until = time.monotonic() + 60 * given.minutes
+
+    runs: list[Run] = read_json(given.result) if given.result.exists() else []
+    cells = []
+    for cell in CELLS[given.study](given):
+        if not where(runs, name=cell.name, seed=cell.seed):
+            cells.append(cell)
+
+    writing = Lock()
+
+    def make(cell: Cell) -> None:
+        run = train(cell, given)
+        if run is None:
+            return
+
+        with writing:
+            runs.append(run)
+            write_json(runs, given.result)
+        print({key: value for key, value in run.items() if key != "curve"}, flush=True)
+
+    with (
+        mps(given.state, print, wanted=given.device == "cuda" and given.workers > 1),
+        ThreadPoolExecutor(given.workers) as pool,
+    ):
+        list(pool.map(make, cells))
+
+    show(given.study, runs)
+
+
+def show(study: str, runs: list[Run]) -> None:
+    """What the study compares."""
+    if study == "rates":
+        print_rates(runs)
+
+    for name in sorted(distinct(runs, "name")):
+        better = name.replace("sparse", "two_part").replace("off", "rollback")
+        if better != name:
+            compare(runs, better, name, "accuracy")
+            compare(runs, better, name, "mean")
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", choices=STEPS)
-    parser.add_argument("--model", default="tiny", help="a folder with a .gguf file, or a model")
-
-    parser.add_argument(
-        "--state",
-        type=Path,
-        required=True,
-        help="of the tournament; for runs",
-    )
-
-    parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--rate", type=float, help="of the guard's runs")
-    parser.add_argument("--minutes", type=float, default=9)
-
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=5,
-        help="each keeps up to 6 GB on disk",
-    )
-
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, help="for trials only")
-    parser.add_argument("--prompts", type=int, help="for trials only")
-    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
+    add = parser.add_argument
+    add("study", choices=STEPS)
+    add("--model", default="tiny", help="a folder with a .gguf file, or a model")
+    add("--state", type=Path, required=True, help="of the tournament; for runs")
+    add("--result", type=Path, required=True)
+    add("--rate", type=float, help="of the guard's runs")
+    add("--minutes", type=float, default=9)
+    add("--workers", type=int, default=5, help="each keeps up to 6 GB on disk")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--steps", type=int, help="for trials only")
+    add("--prompts", type=int, help="for trials only")
+    add("--protocol", default="", help="commit of PROTOCOL.md, without git")
 
     given = parser.parse_args()
     if given.study == "guard" and given.rate is None:
         parser.error("the study guard needs --rate")
-
-    given.protocol = given.protocol or protocol_commit()
-    given.until = time.monotonic() + 60 * given.minutes
-    runs: list[Run] = read_json(given.result) if given.result.exists() else []
-    known = {(run["name"], run["seed"]) for run in runs}
-    cells = CELLS[given.study](given)
-    writing = Lock()
-
-    def one(cell: Cell) -> None:
-        if (run := train(*cell, given)) is not None:
-            with writing:
-                runs.append(run)
-                write_json(runs, given.result)
-            print({key: value for key, value in run.items() if key != "curve"}, flush=True)
-
-    shares = given.device == "cuda" and given.workers > 1
-    side_by_side = mps(given.state, print) if shares else nullcontext()
-    with side_by_side, ThreadPoolExecutor(given.workers) as pool:
-        list(pool.map(one, [cell for cell in cells if cell[:2] not in known]))
-
-    if given.study == "rates":
-        print_rates(runs)
-
-    for name in sorted({run["name"] for run in runs}):
-        better = name.replace("sparse", "two_part").replace("off", "rollback")
-        for key in ("accuracy", "mean"):
-            compare(runs, better, name, key)
+    return given
 
 
 def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
@@ -122,7 +130,6 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
         adapter = None
         if given.model != "tiny":
             place = str(model_folder(given))
-            adapter = None
             adapter = warm.make("sums", place, given.state)
 
         model, tokenizer = warm.start(place, adapter, "cpu")
@@ -136,7 +143,7 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
 
     for seed in GUARD_SEEDS:
         for guard in ("off", "rollback"):
-            yield guard, seed, [*flags.split(), guard, "--task.system", SYSTEM]
+            yield Cell(guard, seed, [*flags.split(), guard, "--task.system", SYSTEM])
 
 
 def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
@@ -145,40 +152,37 @@ def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
     flags += " --task.few-shot 1 --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20"
     flags += " --save-every 0"
 
-    for seed in BOX_SEEDS:
-        for optim, rate in RATES.items():
-            for factor in (1, 4):
-                for reward in ("sparse", "two_part"):
-                    own = f"--guard off --reward {reward} --optim.name {optim}"
-                    own += f" --optim.lr {factor * rate}"
-                    own += " --optim.aux-lr 1e-5" * (optim == "muon")
-                    yield f"{optim} x{factor} {reward}", seed, [*flags.split(), *own.split()]
+    for seed, optim, factor, reward in product(BOX_SEEDS, RATES, (1, 4), REWARDS):
+        own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
+        own += f" --optim.lr {factor * RATES[optim]}"
+        if optim == "muon":
+            own += " --optim.aux-lr 1e-5"
+        yield Cell(f"{optim} x{factor} {reward}", seed, own.split())
 
 
 def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
     flags = f"--optim.lr {COLLAPSE_RATE} --eval-every 10 --save-every 0 --rollout.prompts 16"
-    for seed in COLLAPSE_SEEDS:
-        for optim in RATES:
-            for reward in ("sparse", "two_part"):
-                own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
-                yield f"{optim} {reward}", seed, own.split()
+    for seed, optim, reward in product(COLLAPSE_SEEDS, RATES, REWARDS):
+        own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
+        yield Cell(f"{optim} {reward}", seed, own.split())
 
 
 def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
     flags = "--eval-every 10 --save-every 0 --rollout.prompts 16 --guard off"
-    grid = [(seed, k, optim) for seed in RATES_SEEDS for k in range(7) for optim in LOWEST]
-    grid += [(seed, k, optim) for k in (7, 8) for optim in ("muon", "pion") for seed in RATES_SEEDS]
+    grid = [*product(RATES_SEEDS, range(7), LOWEST), *product(RATES_SEEDS, (7, 8), MORE_RATES)]
 
     for seed, k, optim in grid:
         rate = LOWEST[optim] * 2**k
         own = f"{flags} --optim.name {optim} --optim.lr {rate}"
-        own += " --optim.aux-lr 2.5e-4" * (optim != "adamw")
-        own += " --optim.cutoff aligned" * (optim == "pion")
-        yield f"{optim} {rate:g}", seed, own.split()
+        if optim != "adamw":
+            own += " --optim.aux-lr 2.5e-4"
+        if optim == "pion":
+            own += " --optim.cutoff aligned"
+        yield Cell(f"{optim} {rate:g}", seed, own.split())
 
     for seed in RATES_SEEDS:
         own = f"{flags} --optim.name muon --optim.lr 1e-6 --optim.aux-lr 1e-6"
-        yield "muon 1e-06", seed, own.split()
+        yield Cell("muon 1e-06", seed, own.split())
 
 
 CELLS = {
@@ -189,112 +193,124 @@ CELLS = {
 }
 
 
-def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> Run | None:
+def train(cell: Cell, given: argparse.Namespace) -> Run | None:
     """One run; None if there was no time for it."""
-    path = given.state / given.study / f"{name.replace(' ', '-')}-{seed}"
+    path = given.state / given.study / f"{cell.name.replace(' ', '-')}-{cell.seed}"
     left = given.until - time.monotonic()
     if left < 20:
         return None
 
     shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    common = f"--rollout.generations 8 --device {given.device} --threads 1 --seed {seed}"
-    common += f" --steps {given.steps or STEPS[given.study]} --out {path}"
-    flags = [*common.split(), "--rollout.prompts", "32", *flags]
-    flags += ["--rollout.prompts", str(given.prompts)] if given.prompts else []
-
-    typed = [sys.executable, "-m", "mesotron", "train", "arith", *flags]
+    typed = command(cell, given, path)
+    began = time.monotonic()
     with (path.parent / f"{path.name}.log").open("w") as log:
         try:
-            began = time.monotonic()
-            subprocess.run(
-                typed,
-                stdout=log,
-                stderr=log,
-                timeout=left,
-                check=False,
-            )
+            subprocess.run(typed, stdout=log, stderr=log, timeout=left, check=False)
         except subprocess.TimeoutExpired:
             return None
 
     rows = read_rows(path / "metrics.jsonl")
     if not rows:  # it did not start, so it is no result
-        print(f"{name}, seed {seed}: failed, see {path}.log", flush=True)
+        print(f"{cell.name}, seed {cell.seed}: failed, see {path}.log", flush=True)
         return None
 
-    curve = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
-    actions = [row for row in read_rows(path / "events.jsonl") if row["kind"] != "watch"]
     run = {
         "use": "reporting",
         "protocol": given.protocol,
-        "name": name,
-        "seed": seed,
+        "name": cell.name,
+        "seed": cell.seed,
         "rate": given.rate,
-        "accuracy": curve[-1][1] if curve else 0.0,
-        "finished": False,
-        "mean": fmean([value for _, value in curve] or [0.0]),
-        "curve": curve,
-        "steps": rows[-1]["step"],
         "seconds": time.monotonic() - began,
-        "actions": [[row["step"], row["kind"]] for row in actions],
     }
-
-    after = path / "after.json"
-    if after.exists():
-        greedy = json.loads(after.read_text())["greedy"]
-        run |= {
-            "finished": True,
-            "accuracy": greedy["strict"]["value"],
-            "lenient": greedy["lenient"]["value"],
-            "formatted": greedy["rates"]["facts/formatted"],
-        }
-
+    run |= course(path, rows) | end(path)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     return run
+
+
+def command(cell: Cell, given: argparse.Namespace, path: Path) -> list[str]:
+    flags = f"--rollout.generations 8 --device {given.device} --threads 1 --seed {cell.seed}"
+    flags += f" --steps {given.steps or STEPS[given.study]} --out {path} --rollout.prompts 32"
+
+    typed = [sys.executable, "-m", "mesotron", "train", "arith", *flags.split(), *cell.flags]
+    if given.prompts:
+        typed += ["--rollout.prompts", str(given.prompts)]
+    return typed
+
+
+def course(path: Path, rows: list[Run]) -> Run:
+    """How a run went: accuracy over the steps, and what the guard did."""
+    curve = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
+    accuracies = values(rows, "eval/greedy") or [0.0]
+    events = read_rows(path / "events.jsonl")
+    return {
+        "accuracy": accuracies[-1],
+        "finished": False,
+        "mean": fmean(accuracies),
+        "curve": curve,
+        "steps": rows[-1]["step"],
+        "actions": [[row["step"], row["kind"]] for row in events if row["kind"] != "watch"],
+    }
+
+
+def end(path: Path) -> Run:
+    """The final evaluation of a run that came to its end."""
+    after = path / "after.json"
+    if not after.exists():
+        return {}
+
+    greedy = read_json(after)["greedy"]
+    return {
+        "finished": True,
+        "accuracy": greedy["strict"]["value"],
+        "lenient": greedy["lenient"]["value"],
+        "formatted": greedy["rates"]["facts/formatted"],
+    }
 
 
 def print_rates(runs: list[Run]) -> None:
     """Final accuracies by rate, collapsed runs in brackets; best and safe rates of each rule."""
     for optim in LOWEST:
-        rates = sorted({float(run["name"].split()[1]) for run in runs if optim in run["name"]})
-        means = {}
-        safe = 0.0
+        names = [name for name in distinct(runs, "name") if optim in name]
+        means: dict[float, float] = {}
+        unsafe = []
 
-        all_safe = True
-        for rate in rates:
-            mine = [run for run in runs if run["name"] == f"{optim} {rate:g}"]
-            mine.sort(key=lambda run: run["seed"])
-            bad = [collapsed(run) for run in mine]
-            means[rate] = fmean(run["accuracy"] for run in mine)
-            all_safe &= not any(bad)
-            safe = rate if all_safe else safe
-            ends = [f"{run['accuracy']:.3f}" for run in mine]
-            shown = [f"[{end}]" if one else end for end, one in zip(ends, bad, strict=True)]
+        for rate in sorted(float(name.split()[1]) for name in names):
+            seeds = where(runs, name=f"{optim} {rate:g}")
+            seeds.sort(key=lambda run: run["seed"])
+            means[rate] = mean_of(seeds, "accuracy")
+            if any(map(collapsed, seeds)):
+                unsafe.append(rate)
 
-            print(
-                f"| {optim} | {rate:g} | {', '.join(shown)} | {means[rate]:.3f} | "
-                f"{fmean(run['mean'] for run in mine):.3f} |"
-            )
+            ends = ", ".join(map(final, seeds))
+            whole = mean_of(seeds, "mean")
+            print(f"| {optim} | {rate:g} | {ends} | {means[rate]:.3f} | {whole:.3f} |")
 
         best = max(means, key=lambda rate: (means[rate], -rate))
+        safe = max([rate for rate in means if rate < min(unsafe, default=math.inf)], default=0.0)
         print(f"{optim}: best {best:g}, highest safe {safe:g}, margin {safe / best:g}")
+
+
+def final(run: Run) -> str:
+    """The last accuracy, in brackets if the run collapsed."""
+    text = f"{run['accuracy']:.3f}"
+    return f"[{text}]" if collapsed(run) else text
 
 
 def collapsed(run: Run) -> bool:
     """Whether a run ended below half of its best point, or below its start."""
-    values = [value for _, value in run["curve"]]
-    return run["accuracy"] < max(max(values) / 2, values[0])
+    accuracies = [value for _, value in run["curve"]]
+    return run["accuracy"] < max(max(accuracies) / 2, accuracies[0])
 
 
 def compare(runs: list[Run], better: str, other: str, key: str) -> None:
     """The paired difference with its t interval, of the seeds that have both."""
     from scipy.stats import t as student
 
-    by = {(run["name"], run["seed"]): run[key] for run in runs}
-    seeds = [seed for name, seed in by if name == other and (better, seed) in by]
-
-    D = [by[better, seed] - by[other, seed] for seed in seeds]
-    if better != other and len(D) > 1:
+    ahead = {run["seed"]: run[key] for run in where(runs, name=better)}
+    behind = {run["seed"]: run[key] for run in where(runs, name=other)}
+    D = [ahead[seed] - behind[seed] for seed in behind if seed in ahead]
+    if len(D) > 1:
         half = float(student.ppf(0.975, len(D) - 1)) * stdev(D) / math.sqrt(len(D))
         print(f"{key}: {better} minus {other} {fmean(D):.3f} ± {half:.3f}, {len(D)} seeds")
 

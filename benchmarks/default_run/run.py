@@ -15,42 +15,30 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from benchmarks._lib.pictures import save_picture
-from benchmarks._lib.results import write_json
+from benchmarks._lib.results import read_json, write_json
+from mesotron.runs.files import read_rows
 
 HERE = Path(__file__).parent
+Row = dict[str, Any]
+RESULT = ("problems", "before", "after", "gain", "lenient", "gained", "lost")
+EVENT = ("kind", "step", "detector", "severity", "action", "checkpoint", "began", "changes")
 CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[11, 12, 13, 14, 15],
-    )
-
-    parser.add_argument("--runs", type=Path, default=Path("runs/default_run"))
-    parser.add_argument("--recipe", default="arith")
-    parser.add_argument("--guard", default="warn")
-
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        help="runs at once",
-    )
-
-    parser.add_argument(
-        "--flags",
-        nargs=argparse.REMAINDER,
-        default=[],
-        help="of mesotron train",
-    )
-
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    add("--runs", type=Path, default=Path("runs/default_run"))
+    add("--recipe", default="arith")
+    add("--guard", default="warn")
+    add("--workers", type=int, default=1, help="runs at once")
+    add("--flags", nargs=argparse.REMAINDER, default=[], help="of mesotron train")
     given = parser.parse_args()
+
     folder = given.runs / f"{given.recipe}-{given.guard}"
     with ThreadPoolExecutor(given.workers) as pool:
         rows = list(pool.map(lambda seed: train(seed, folder, given), given.seeds))
@@ -64,66 +52,59 @@ def main() -> None:
         draw(rows, HERE / f"{name}.png")
 
 
-def train(seed: int, folder: Path, given: argparse.Namespace) -> dict:
+def train(seed: int, folder: Path, given: argparse.Namespace) -> Row:
+    """One run, unless it is there already."""
     path = folder / str(seed)
-    if not (path / "seconds.json").exists():
-        command = [sys.executable, "-m", "mesotron", "train", given.recipe, "--guard", given.guard]
-        command += ["--seed", str(seed), "--out", str(path), "--device", "cpu", "--threads", "1"]
-        began = time.monotonic()
-        child = subprocess.Popen([*command, *given.flags], stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
-        if status:
-            raise RuntimeError(f"{path}: mesotron train failed")
+    if (path / "seconds.json").exists():
+        return collect(path)
 
-        seconds = {"wall": time.monotonic() - began, "processor": used.ru_utime + used.ru_stime}
-        (path / "seconds.json").write_text(json.dumps(seconds))
+    command = [sys.executable, "-m", "mesotron", "train", given.recipe, "--guard", given.guard]
+    command += ["--seed", str(seed), "--out", str(path), "--device", "cpu", "--threads", "1"]
+    began = time.monotonic()
+    child = subprocess.Popen([*command, *given.flags], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    if status:
+        raise RuntimeError(f"{path}: mesotron train failed")
 
+    seconds = {"wall": time.monotonic() - began, "processor": used.ru_utime + used.ru_stime}
+    write_json(seconds, path / "seconds.json")
     return collect(path)
 
 
-def collect(path: Path) -> dict:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    names = ("problems", "before", "after", "gain", "lenient", "gained", "lost")
-
-    made = {"seed": int(path.name), "steps": len({row["step"] for row in rows})}
+def collect(path: Path) -> Row:
+    """What is kept of a finished run."""
+    rows = read_rows(path / "metrics.jsonl")
+    run: Row = {"seed": int(path.name), "steps": len({row["step"] for row in rows})}
     if (path / "result.json").exists():
-        result = json.loads((path / "result.json").read_text())
-        made |= {key: result[key] for key in names}
+        result = read_json(path / "result.json")
+        run |= {key: result[key] for key in RESULT}
 
-    events = path / "events.jsonl"
-    lines = events.read_text().splitlines() if events.exists() else []
-    kept = ("kind", "step", "detector", "severity", "action", "checkpoint", "began", "changes")
-    made["events"] = [{k: v for k, v in json.loads(line).items() if k in kept} for line in lines]
-    made["seconds"] = json.loads((path / "seconds.json").read_text())
-    made["curves"] = {name: [[row["step"], row[name]] for row in rows] for name in CURVES}
+    run["events"] = []
+    for event in read_rows(path / "events.jsonl"):
+        run["events"].append({key: value for key, value in event.items() if key in EVENT})
 
-    return made
+    run["seconds"] = read_json(path / "seconds.json")
+    run["curves"] = {name: [[row["step"], row[name]] for row in rows] for name in CURVES}
+    return run
 
 
-def draw(result: list[dict], file: Path) -> None:
+def draw(result: list[Row], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.2), constrained_layout=True)
 
     titles = {
         "facts/correct": "right and in the format",
         "facts/formatted": "in the format",
         "facts/correct_unformatted": "right outside the format",
     }
-    for axis, (name, title) in zip(axes, titles.items()):
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.2), constrained_layout=True)
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
         for row in result:
-            steps, curve = zip(*row["curves"][name])
+            steps, curve = zip(*row["curves"][name], strict=True)
             axis.plot(steps, curve, label=f"seed {row['seed']}", linewidth=1)
-
-        axis.set(
-            title=f"{title}, sampled",
-            xlabel="step",
-            ylim=(0, 1.02),
-        )
-
+        axis.set(title=f"{title}, sampled", xlabel="step", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
 
     axes[0].legend()

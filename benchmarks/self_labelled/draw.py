@@ -12,9 +12,11 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 
 from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
+from benchmarks._lib.rows import Row, distinct, where
 from benchmarks.self_labelled.run import CONTENDERS
 
 HERE = Path(__file__).parent
@@ -36,39 +38,33 @@ WORDS = {
 def main() -> None:
     source, picture = sys.argv[1:] or (HERE / "result.json.gz", HERE / "curves.png")
     runs = read_json(Path(source))
-    uses = [use for use in ("tuning", "reporting") if any(run["use"] == use for run in runs)]
+    uses = sorted(distinct(runs, "use"), reverse=True)  # tuning first
     figure, (axes,) = pyplot.subplots(
         1, len(uses), figsize=(11, 4), layout="constrained", sharex=True, sharey=True, squeeze=False
     )
-    shown = {run["contender"] for run in runs}
 
-    colors = {name: f"C{k}" for k, name in enumerate(x for x in CONTENDERS if x in shown)}
-    for axis, use in zip(axes, uses):
-        chosen = [run for run in runs if run["use"] == use]
-        for run in chosen:
-            axis.plot(*zip(*run["greedy"]), color=colors[run["contender"]], lw=1)
-            axis.plot(*run["greedy"][-1], "o", color=colors[run["contender"]], ms=4)
+    names = [name for name in CONTENDERS if where(runs, contender=name)]
+    colors = {name: f"C{k}" for k, name in enumerate(names)}
+    for axis, use in zip(axes, uses, strict=True):
+        draw(axis, where(runs, use=use), colors)
 
-        seeds = ", ".join(map(str, sorted({run["seed"] for run in chosen})))
-        axis.set(
-            title=f"{use}: seed {seeds}",
-            xlabel="step",
-            ylim=(0, 1.02),
-        )
-
-        axis.grid(alpha=0.3)
-
-    for name in colors:
-        axes[0].plot([], [], color=colors[name], label=WORDS[name])
-
+    for name, color in colors.items():
+        axes[0].plot([], [], color=color, label=WORDS[name])
     axes[0].set_ylabel("greedy accuracy on held-out problems")
-    figure.legend(
-        loc="outside lower center",
-        ncols=4,
-        fontsize=8,
-    )
-
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     save_picture(figure, Path(picture), dpi=100)
+
+
+def draw(axis: Axes, runs: list[Row], colors: dict[str, str]) -> None:
+    """The runs of one use: a line for each with a dot at its end."""
+    for run in runs:
+        color = colors[run["contender"]]
+        axis.plot(*zip(*run["greedy"], strict=True), color=color, lw=1)
+        axis.plot(*run["greedy"][-1], "o", color=color, ms=4)
+
+    seeds = ", ".join(map(str, sorted(distinct(runs, "seed"))))
+    axis.set(title=f"{runs[0]['use']}: seed {seeds}", xlabel="step", ylim=(0, 1.02))
+    axis.grid(alpha=0.3)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,16 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import Row, values
 from benchmarks.tournament.__main__ import protocol_commit
 from mesotron.runs.files import read_rows
 
@@ -62,6 +65,7 @@ SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
 SURVIVES = 0.95
 COLLAPSED = 0.8  # of the best mean
+Curve = list[tuple[int, float]]
 LOGGED = (
     "reward",
     "facts/correct",
@@ -75,123 +79,104 @@ LOGGED = (
     "kl",
     "completions/mean_length",
 )
-Cell = tuple[str, float, int]
+
+
+class Cell(NamedTuple):
+    contender: str
+    lr: float
+    seed: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Training without gold labels")
-    parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
-    parser.add_argument("--result", type=Path, default=HERE / "result.json.gz")
-    parser.add_argument("--known", type=Path, help="a result whose finished runs are taken over")
-    parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
-    usual = [name for name in CONTENDERS if not name.endswith("_skip")]  # another question
-
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=CONTENDERS,
-        default=usual,
-    )
-
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[120],
-    )
-
-    parser.add_argument(
-        "--report",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="SEED",
-        help="seeds for the two best label-free methods",
-    )
-
-    parser.add_argument(
-        "--also", nargs="+", choices=CONTENDERS, default=[], help="further methods to report"
-    )
-    parser.add_argument("--lr", type=float, nargs="+")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--warm", type=Path, help="a supervised start that is there already")
-    parser.add_argument("--prompts", type=int)
-    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count(),
-        help="runs at once",
-    )
-
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=math.inf,
-        help="stop, resumable, after",
-    )
-
-    given = parser.parse_args()
-    long = given.smollm2 is not None
-    given.lr = given.lr or ([1e-5] if long else [3e-4])
-    given.prompts = given.prompts or (32 if long else 8)
+    given = read_arguments()
     given.protocol = given.protocol or protocol_commit()
     given.until = time.monotonic() + 60 * given.minutes
     given.known = read_known(given.known, given.steps)
     given.out.mkdir(parents=True, exist_ok=True)
-
-    if long:
+    if given.smollm2 is not None:
         given.warm = given.warm or warm_start(given)
 
-    cells = [
-        (name, lr, seed) for seed in given.seeds for lr in given.lr for name in given.contenders
-    ]
     shares = given.device == "cuda" and given.workers > 1
-    with (
-        mps(given.out, print) if shares else nullcontext(),
-        ThreadPoolExecutor(given.workers) as pool,
-    ):
+    with mps(given.out, print, wanted=shares), ThreadPoolExecutor(given.workers) as pool:
+        cells = cells_of(given.contenders, given.lr, given.seeds)
         found = run_all(cells, given, pool)
         left = [folder(cell, given).name for cell in cells if not is_done(cell, given)]
         if left:
             print("not finished; start again to continue:", *left)
         elif given.report:
-            best = two_best(found)
-            print("the two best:", *best, flush=True)
-            names = [*best, *(name for name in given.also if name not in best)]
-            cells = [(name, lr, seed) for seed in given.report for lr in given.lr for name in names]
-            found += run_all(cells, given, pool)
+            names = two_best(found)
+            print("the two best:", *names, flush=True)
+            names += [name for name in given.also if name not in names]
+            found += run_all(cells_of(names, given.lr, given.report), given, pool)
 
     write_json(found, given.result)
 
 
-def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecutor) -> list[dict]:
-    list(pool.map(lambda cell: train(cell, given), cells))
-    found = [one for cell in cells if (one := summarise(cell, given))]
-    for one in found:
-        print(*(one[key] for key in ("contender", "lr", "seed", "steps", "kept")), one["greedy"])
+def read_arguments() -> argparse.Namespace:
+    usual = [name for name in CONTENDERS if not name.endswith("_skip")]  # another question
+    parser = argparse.ArgumentParser(description="Training without gold labels")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("runs/self_labelled"))
+    add("--result", type=Path, default=HERE / "result.json.gz")
+    add("--known", type=Path, help="a result whose finished runs are taken over")
+    add("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
+    add("--contenders", nargs="+", choices=CONTENDERS, default=usual)
+    add("--seeds", type=int, nargs="+", default=[120])
+    report = "seeds for the two best label-free methods"
+    add("--report", type=int, nargs="+", default=[], metavar="SEED", help=report)
+    also = "further methods to report"
+    add("--also", nargs="+", choices=CONTENDERS, default=[], help=also)
+    add("--lr", type=float, nargs="+")
+    add("--steps", type=int, default=1500)
+    add("--warm", type=Path, help="a supervised start that is there already")
+    add("--prompts", type=int)
+    add("--protocol", default="", help="commit of PROTOCOL.md, without git")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    add("--minutes", type=float, default=math.inf, help="stop, resumable, after")
+    given = parser.parse_args()
 
+    long = given.smollm2 is not None
+    given.lr = given.lr or [1e-5 if long else 3e-4]
+    given.prompts = given.prompts or (32 if long else 8)
+    return given
+
+
+def cells_of(names: list[str], rates: list[float], seeds: list[int]) -> list[Cell]:
+    """Seed by seed, so that all methods have come equally far when the time is up."""
+    return [Cell(name, lr, seed) for seed, lr, name in product(seeds, rates, names)]
+
+
+def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecutor) -> list[Row]:
+    list(pool.map(lambda cell: train(cell, given), cells))
+
+    found = []
+    for cell in cells:
+        run = summarise(cell, given)
+        if run:
+            found.append(run)
+            shown = [run[key] for key in ("contender", "lr", "seed", "steps", "kept")]
+            print(*shown, run["greedy"])
     return found
 
 
-def two_best(found: list[dict]) -> list[str]:
+def two_best(found: list[Row]) -> list[str]:
     """The label-free methods that survive, then by the mean of the last four evaluations."""
-    places: dict[str, list[tuple[bool, float]]] = {}
-    for one in found:
-        last = fmean(value for _, value in one["greedy"][-WINDOW:])
-        places.setdefault(one["contender"], []).append((one["kept"] >= SURVIVES, last))
+    survived: dict[str, list[bool]] = defaultdict(list)
+    lasts: dict[str, list[float]] = defaultdict(list)
+    for run in found:
+        if run["contender"] != "grpo":
+            survived[run["contender"]].append(run["kept"] >= SURVIVES)
+            lasts[run["contender"]].append(fmean(value for _, value in run["greedy"][-WINDOW:]))
 
-    places.pop("grpo", None)
-    mean = {name: tuple(map(fmean, zip(*values))) for name, values in places.items()}
+    def place(name: str) -> tuple[float, float]:
+        return fmean(survived[name]), fmean(lasts[name])
 
-    return sorted(mean, key=lambda name: mean[name], reverse=True)[:2]
+    return sorted(lasts, key=place, reverse=True)[:2]
 
 
 def folder(cell: Cell, given: argparse.Namespace) -> Path:
-    name, lr, seed = cell
-    return given.out / f"{name}-{lr:g}-{seed}"
+    return given.out / f"{cell.contender}-{cell.lr:g}-{cell.seed}"
 
 
 def warm_start(given: argparse.Namespace) -> Path:
@@ -202,7 +187,8 @@ def warm_start(given: argparse.Namespace) -> Path:
         flags = f"{WARM} --device {given.device} --out {path}"
         subprocess.run([*typed, *flags.split(), *SYSTEM], check=True)
 
-    return max((path / "checkpoints").glob("checkpoint-*"), key=lambda p: int(p.name[11:]))
+    checkpoints = (path / "checkpoints").glob("checkpoint-*")
+    return max(checkpoints, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
 
 
 def train(cell: Cell, given: argparse.Namespace) -> None:
@@ -212,13 +198,10 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
     if is_done(cell, given) or left < 5:
         return
 
+    typed = command(cell, given)
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     with (given.out / f"{path.name}.log").open("a") as log:
-        process = subprocess.Popen(
-            command(cell, given),
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        process = subprocess.Popen(typed, stdout=log, stderr=log, env=env)
         while process.poll() is None:
             if time.monotonic() > given.until or is_over(path):
                 process.terminate()  # saves a checkpoint and exits
@@ -231,11 +214,13 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
         print(f"{path.name} failed; see {log.name}", flush=True)
 
 
-def read_known(result: Path | None, steps: int) -> dict[Cell, dict]:
+def read_known(result: Path | None, steps: int) -> dict[Cell, Row]:
     """Runs of an earlier result that are over."""
-    runs = read_json(result) if result else []
-    over = [run for run in runs if run["steps"] >= steps or has_collapsed(run["greedy"])]
-    return {(run["contender"], run["lr"], run["seed"]): run for run in over}
+    known = {}
+    for run in read_json(result) if result else []:
+        if run["steps"] >= steps or has_collapsed(run["greedy"]):
+            known[Cell(run["contender"], run["lr"], run["seed"])] = run
+    return known
 
 
 def is_done(cell: Cell, given: argparse.Namespace) -> bool:
@@ -246,40 +231,43 @@ def is_over(path: Path) -> bool:
     return (path / "result.json").exists() or has_collapsed(curve(path))
 
 
-def has_collapsed(points: list[tuple[int, float]]) -> bool:
+def has_collapsed(points: Curve) -> bool:
     """Whether a curve has fallen, whatever came after that."""
-    values = [value for _, value in points]
-    return any(kept(values[:k]) < COLLAPSED for k in range(WINDOW, len(values) + 1))
+    accuracies = [value for _, value in points]
+    ends = range(WINDOW, len(accuracies) + 1)
+    return any(kept(accuracies[:k]) < COLLAPSED for k in ends)
 
 
-def curve(path: Path) -> list[tuple[int, float]]:
+def curve(path: Path) -> Curve:
     """Steps and greedy accuracy so far; the first row has that of the start."""
     rows = [row for row in read_rows(path / "metrics.jsonl") if "eval/greedy" in row]
-    return [(row["step"] if k else 0, row["eval/greedy"]) for k, row in enumerate(rows)]
+    points = [(row["step"], row["eval/greedy"]) for row in rows]
+    if points:
+        points[0] = (0, points[0][1])
+    return points
 
 
 def command(cell: Cell, given: argparse.Namespace) -> list[str]:
     """The run's command line; resumes a stopped one."""
-    (name, lr, seed), path = cell, folder(cell, given)
+    path = folder(cell, given)
     typed = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
         return [*typed, "--resume", str(path)]
 
     recipe = TINY
     dtype = "float32"
-
     every = 10
     if given.warm is not None:
         recipe = f"{SMOLLM2} --model.name {given.warm}"
         every = 25
         dtype = "mixed" if given.device == "cuda" else "float32"
 
-    beta = published_beta(CONTENDERS[name].split()[1])
-    flags = f"{recipe} {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
-    flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {beta}"
+    method = CONTENDERS[cell.contender]
+    beta = published_beta(method.split()[1])
+    flags = f"{recipe} {method} --out {path} --seed {cell.seed} --steps {given.steps}"
+    flags += f" --optim.lr {cell.lr} --optim.schedule constant --objective.beta {beta}"
     flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype {dtype}"
     flags += f" --eval-every {every} --save-every 0 --guard off --threads 1"
-
     return [*typed, *flags.split()]
 
 
@@ -288,23 +276,24 @@ def published_beta(objective: str) -> float:
     from mesotron.config import ObjectiveConfig
     from mesotron.rlvr.objectives import resolve
 
-    return 0.0 if objective == "grpo" else resolve(ObjectiveConfig(name=objective), 8).beta  # pyright: ignore
+    if objective == "grpo":
+        return 0.0
+    return resolve(ObjectiveConfig(name=objective), 8).beta  # pyright: ignore
 
 
-def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
+def summarise(cell: Cell, given: argparse.Namespace) -> Row | None:
     """One run's curves; None if it has not started."""
-    (name, lr, seed), path = cell, folder(cell, given)
-    rows = read_rows(path / "metrics.jsonl")
+    rows = read_rows(folder(cell, given) / "metrics.jsonl")
     if cell in given.known or not rows:
         return given.known.get(cell)
 
-    greedy = curve(path)
+    greedy = curve(folder(cell, given))
     return {
-        "use": "reporting" if seed >= 200 else "tuning",
+        "use": "reporting" if cell.seed >= 200 else "tuning",
         "protocol": given.protocol,
-        "contender": name,
-        "lr": lr,
-        "seed": seed,
+        "contender": cell.contender,
+        "lr": cell.lr,
+        "seed": cell.seed,
         "steps": rows[-1]["step"],
         "seconds": sum(row["time/step"] for row in rows),
         "greedy": greedy,
@@ -313,16 +302,20 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
     }
 
 
-def kept(values: list[float]) -> float:
+def kept(accuracies: list[float]) -> float:
     """The last mean of four evaluations over the best one; a run survives with 0.95."""
-    means = [fmean(values[k : k + WINDOW]) for k in range(len(values) - WINDOW + 1)]
+    starts = range(len(accuracies) - WINDOW + 1)
+    means = [fmean(accuracies[k : k + WINDOW]) for k in starts]
     return means[-1] / max(*means, 1e-9) if means else 1.0
 
 
-def tens(rows: list[dict], key: str) -> list[float | None]:
+def tens(rows: list[Row], key: str) -> list[float | None]:
     """Means of ten rows each, to five digits; None where no row has the value."""
-    blocks = [[r[key] for r in rows[k : k + 10] if key in r] for k in range(0, len(rows), 10)]
-    return [float(f"{fmean(block):.5g}") if block else None for block in blocks]
+    means: list[float | None] = []
+    for first in range(0, len(rows), 10):
+        logged = values(rows[first : first + 10], key)
+        means.append(float(f"{fmean(logged):.5g}") if logged else None)
+    return means
 
 
 if __name__ == "__main__":

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.self_labelled.run import CONTENDERS, command, is_over, kept, read_known, two_best
+from benchmarks._lib.results import write_json
+from benchmarks.self_labelled.run import (
+    CONTENDERS,
+    Cell,
+    command,
+    is_over,
+    kept,
+    read_known,
+    two_best,
+)
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
@@ -25,24 +34,16 @@ def test_a_run_keeps_the_last_mean_of_four_over_the_best():
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_methods_of_the_long_horizon_are_valid_commands(name, tmp_path):
-    given = argparse.Namespace(
-        out=tmp_path, warm=Path("warm"), device="cpu", steps=1500, prompts=32
-    )
-    config = read(command((name, 1e-5, 120), given))
+    warm = Path("warm")
+    given = argparse.Namespace(out=tmp_path, warm=warm, device="cpu", steps=1500, prompts=32)
+    config = read(command(Cell(name, 1e-5, 120), given))
     assert (config.objective.beta == 0) == (config.objective.name == "grpo")
     assert config.model.name == "warm"
 
 
 def test_the_recipe_is_the_method_that_lasts(tmp_path):
-    given = argparse.Namespace(
-        out=tmp_path,
-        warm=None,
-        device="cpu",
-        steps=1500,
-        prompts=8,
-    )
-
-    ran = read(command(("sure_open_skip", 3e-4, 273), given))
+    given = argparse.Namespace(out=tmp_path, warm=None, device="cpu", steps=1500, prompts=8)
+    ran = read(command(Cell("sure_open_skip", 3e-4, 273), given))
     recipe = make_recipe("arith_self_labeled")
     for part in ("steps", "eval_every", "task", "reward", "optim", "rollout"):
         assert getattr(recipe, part) == getattr(ran, part)
@@ -51,22 +52,15 @@ def test_the_recipe_is_the_method_that_lasts(tmp_path):
 
 
 def test_survivors_come_first_and_gold_labels_do_not_count():
-    ends = {
-        "grpo": (1.0, 0.9),
-        "vote": (0.5, 0.8),
-        "mgrpo": (0.96, 0.5),
-        "sure": (0.99, 0.6),
-    }
+    def run(name, kept, end):
+        return {"contender": name, "kept": kept, "greedy": [(25 * k, end) for k in range(5)]}
 
     found = [
-        {
-            "contender": name,
-            "kept": kept,
-            "greedy": [(25 * k, end) for k in range(5)],
-        }
-        for name, (kept, end) in ends.items()
+        run("grpo", 1.0, 0.9),
+        run("vote", 0.5, 0.8),
+        run("mgrpo", 0.96, 0.5),
+        run("sure", 0.99, 0.6),
     ]
-
     assert two_best(found) == ["sure", "mgrpo"]
 
 
@@ -82,18 +76,14 @@ def test_a_run_below_its_best_by_a_fifth_is_over(tmp_path, last, over):
 def test_runs_that_are_over_are_taken_from_an_earlier_result(tmp_path):
     flat = [[k, 0.5] for k in range(8)]
     fallen = [[k, 0.5 - 0.05 * k] for k in range(8)]
+    common = {"lr": 1e-5, "seed": 120}
     runs = [
-        {
-            "contender": name,
-            "lr": 1e-5,
-            "seed": 120,
-            "steps": steps,
-            "greedy": greedy,
-        }
-        for name, steps, greedy in (("vote", 8, flat), ("slow", 5, flat), ("sure", 5, fallen))
+        common | {"contender": "vote", "steps": 8, "greedy": flat},
+        common | {"contender": "slow", "steps": 5, "greedy": flat},
+        common | {"contender": "sure", "steps": 5, "greedy": fallen},
     ]
 
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(runs))
-    assert {name for name, _, _ in read_known(path, 8)} == {"vote", "sure"}
+    path = tmp_path / "result.json.gz"
+    write_json(runs, path)
+    assert {cell.contender for cell in read_known(path, 8)} == {"vote", "sure"}
     assert read_known(None, 8) == {}
