@@ -20,7 +20,8 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.answers.verify import Verifier
-from mesotron.compare.kinds import Language, diverged_at, health_of
+from mesotron.compare.health import diverged_at, health_of
+from mesotron.compare.language import Language
 from mesotron.config import TrainConfig
 from mesotron.models.adapters import lora_config
 from mesotron.rewards.call import as_reward_function

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.speedrun.entries import NAMES, RECIPE
 from mesotron.answers.verify import Verifier
-from mesotron.compare.kinds import change
+from mesotron.compare.change import change
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.evaluate.evaluate import evaluate
 from mesotron.recipes import make_recipe

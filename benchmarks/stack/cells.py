@@ -29,7 +29,7 @@ from benchmarks.stack.plan import (
     Contender,
 )
 from mesotron.answers.verify import Verifier
-from mesotron.compare.kinds import change
+from mesotron.compare.change import change
 from mesotron.config import ModelConfig
 from mesotron.models.load import CHAT_END, load_model
 from mesotron.recipes import make_recipe

@@ -55,7 +55,7 @@ starts: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def config_of(cell: Cell, given: Any, run: Path) -> Any:
-    from mesotron.compare.kinds import change
+    from mesotron.compare.change import change
     from mesotron.config import TrainConfig
 
     on_gpu = given.device == "cuda"
@@ -145,7 +145,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """Train and evaluate; None if time was up before the end."""
     from benchmarks.smollm2.training import build
     from mesotron.answers.verify import Verifier
-    from mesotron.compare.kinds import diverged_at
+    from mesotron.compare.health import diverged_at
     from mesotron.rlvr.session import quiet_libraries
     from mesotron.runs import RunFolder
 
@@ -197,7 +197,7 @@ def train_with_looks(trainer: Any, kept: Any, looks: Looks, every: int) -> bool:
     """Train and evaluate on the way; False if a number was not finite."""
     from transformers import TrainerCallback
 
-    from mesotron.compare.kinds import is_not_finite
+    from mesotron.compare.health import is_not_finite
 
     class Look(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -234,7 +234,7 @@ def outcome(looks: Looks, broken: bool, steps: int) -> Cell:
 
 def course(rows: list[dict[str, Any]]) -> Cell:
     """What was logged on the way, and what the watch says of it."""
-    from mesotron.compare.kinds import health_of
+    from mesotron.compare.health import health_of
 
     health = health_of(rows)
     return {

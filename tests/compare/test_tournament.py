@@ -11,7 +11,10 @@ import pytest
 
 from mesotron.cli import main
 from mesotron.compare import tournament
-from mesotron.compare.kinds import cell_command, change, is_for_choosing, make_kind
+from mesotron.compare.cell import cell_command
+from mesotron.compare.change import change
+from mesotron.compare.kind import is_for_choosing
+from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Threshold, read_tournament
 from mesotron.compare.search import Grid, search
 from mesotron.compare.standings import rank, time_to_threshold

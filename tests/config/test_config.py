@@ -7,7 +7,7 @@ import pytest
 
 from mesotron import config
 from mesotron.cli import parse
-from mesotron.compare.kinds import change
+from mesotron.compare.change import change
 from mesotron.config import OptimConfig, RolloutConfig, SnakeConfig, TrainConfig
 from mesotron.config.base import flags_of, from_plain, rename_flags, to_plain, unchecked, validate
 

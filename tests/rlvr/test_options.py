@@ -9,7 +9,7 @@ import torch
 from trl import GRPOConfig
 
 from mesotron.cli import COMMANDS, parse
-from mesotron.compare.kinds import change
+from mesotron.compare.change import change
 from mesotron.config import (
     ObjectiveConfig,
     OptimConfig,

@@ -24,7 +24,7 @@ SKILL = {"adamw": 0.6, "muon": 0.6, "pion": 0.25}
 
 def command(path: Path, kind: str, config: object) -> list[str]:
     """In place of `cell_command`."""
-    from mesotron.compare.kinds import cell_command
+    from mesotron.compare.cell import cell_command
 
     return [sys.executable, __file__, *cell_command(path, kind, config)[-1:]]
 

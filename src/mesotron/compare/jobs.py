@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from mesotron.config import CompareConfig, SweepConfig
 from mesotron.runs.extras import require
@@ -18,18 +19,26 @@ def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool
         return RayPool(address, config.workers, config.threads, config.gpus if on_gpus else 0.0)
 
     gpus = list_gpus() if on_gpus else []
-    return CommandPool(config.workers or len(gpus) or max(1, num_cores() // config.threads), gpus)
+    fit = len(gpus) or max(1, num_cores() // config.threads)
+
+    return CommandPool(config.workers or fit, gpus)
 
 
-def run_jobs(
-    pool: CommandPool,
-    folder: Path,
-    say: Callable[[str], None],
-    start: Callable[[], None],
-    end: Callable[[Job, bool], None],
-    wait: Callable[[], None],
-) -> None:
-    """Call `start` to fill the pool, `wait`, and `end(job, stopping)`, until no job is left."""
+class JobOwner(Protocol):
+    """What decides which jobs run: a tournament or a sweep."""
+
+    def start(self) -> None:
+        """Start jobs while the pool has a free slot."""
+
+    def end(self, job: Job, stopping: bool) -> None:
+        """Take the result of an ended job."""
+
+    def wait(self) -> None:
+        """Pass the time until the next look at the pool."""
+
+
+def run_jobs(pool: CommandPool, folder: Path, say: Callable[[str], None], owner: JobOwner) -> None:
+    """Start, wait for and end the owner's jobs until none is left."""
     how_to_continue = f"the same command continues {folder}"
     try:
         with StopRequest(say, how_to_continue) as stop:
@@ -37,18 +46,18 @@ def run_jobs(
                 for job in pool.take_ended():
                     if job.lost:
                         say(f"{job.key}: lost with its machine, to be continued on another")
-                    end(job, stop.requested or job.lost)
+                    owner.end(job, stop.requested or job.lost)
 
                 stop.announce()
                 if stop.requested:
                     pool.terminate()
                 else:
-                    start()
+                    owner.start()
 
                 if not pool.jobs:
                     break
 
-                wait()
+                owner.wait()
     finally:
         pool.kill()
 

@@ -3,7 +3,7 @@
 Rates are base * factor^k in AdamW's unit. If the best is at an end, the search goes on beyond it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 USUAL_RATIO = 0.2  # RMS of AdamW's update divided by its rate, once its moments have settled
@@ -24,6 +24,7 @@ def gain_of(update_ratio: float | None) -> float:
     """A contender's own rate divided by AdamW's for updates of AdamW's size, to two digits."""
     if update_ratio is None:
         return 1.0
+
     gain = USUAL_RATIO / max(update_ratio, USUAL_RATIO / MAX_GAIN)
     return float(f"{max(gain, 1 / MAX_GAIN):.2g}")
 
@@ -38,7 +39,11 @@ class Search(NamedTuple):
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     # First 0 and the indices nearest to it, upward first.
-    wanted = [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(grid.rates)]
+    wanted = []
+    for number in range(grid.rates):
+        distance = (number + 1) // 2
+        wanted.append(distance if number % 2 else -distance)
+
     best = None
     edge = None
 
@@ -52,23 +57,37 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
             wanted.append(beside[0])
 
     if done and best is not None:
-        edge = "high" if best == max(wanted) else "low" if best == min(wanted) else None
+        edge = edge_of(best, wanted)
 
     return Search(
-        tuple(wanted),
-        best if done else None,
-        len(wanted) - grid.rates,
-        edge,
-        done,
+        wanted=tuple(wanted),
+        best=best if done else None,
+        extended=len(wanted) - grid.rates,
+        edge=edge,
+        done=done,
     )
+
+
+def edge_of(best: int, wanted: Sequence[int]) -> Literal["low", "high"] | None:
+    if best == max(wanted):
+        return "high"
+    if best == min(wanted):
+        return "low"
+
+    return None
 
 
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:
     """The index with the highest smoothed score; among equal ones the nearest to the recipe's rate.
     Smoothed (1/4, 1/2, 1/4), since one seed's lone peak is mostly luck."""
-    scored = {k: value for k in tried if (value := known[k]) is not None}
+    scored: dict[int, float] = {}
+    for k in tried:
+        value = known[k]
+        if value is not None:
+            scored[k] = value
 
     def smooth(k: int) -> float:
-        return (2 * scored[k] + scored.get(k - 1, scored[k]) + scored.get(k + 1, scored[k])) / 4
+        own = scored[k]
+        return (2 * own + scored.get(k - 1, own) + scored.get(k + 1, own)) / 4
 
     return max(scored, key=lambda k: (round(smooth(k), 9), -abs(k), k), default=None)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,10 @@ class Dimension:
         if not -math.inf < self.low <= self.high < math.inf or (self.log and not self.low > 0):
             kind = "a positive range" if self.log else "a range"
             raise ValueError(f"{self.name} {self.low:g}..{self.high:g} is not {kind} LOW..HIGH")
+
+    @property
+    def first(self) -> Value:
+        return self.choices[0] if self.choices else self.low
 
     @property
     def varies(self) -> bool:
@@ -65,13 +69,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
     if not any(one.varies for one in dimensions):
         raise ValueError(f"{file} has nothing to search: give --space optim.lr=1e-5..1e-3")
 
-    return Space(
-        space.name,
-        space.command,
-        tuple(dimensions),
-        space.metric,
-        space.goal,
-    )
+    return replace(space, dimensions=tuple(dimensions))
 
 
 def _read_file(path: Path) -> Space:
@@ -85,7 +83,8 @@ def _read_file(path: Path) -> Space:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
     values = values if isinstance(values, dict) else {"parameters": values}
-    metric, parameters = (values.get(key) or {} for key in ("metric", "parameters"))
+    metric = values.get("metric") or {}
+    parameters = values.get("parameters") or {}
     if not isinstance(metric, dict) or not isinstance(parameters, dict):
         raise ValueError(f"{path}: metric and parameters must be mappings")
 
@@ -119,6 +118,7 @@ def _command(words: Any, path: Path) -> tuple[str, ...]:
 
 
 def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
+    """One entry of `parameters`: a value, a list of values, or a range."""
     about = about if isinstance(about, dict) else {}
     kind = about.get("distribution")
     if kind is not None and kind not in DISTRIBUTIONS:
@@ -134,6 +134,15 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
             raise ValueError(f"{path}: parameter {name} has values {values!r}: give a list")
         return Dimension(name, choices=tuple(values))
 
+    low, high = _read_ends(name, about, path)
+    if kind in ("uniform", "log_uniform_values"):
+        low = float(low)
+        high = float(high)
+
+    return Dimension(name, low=low, high=high, log=kind == "log_uniform_values")
+
+
+def _read_ends(name: str, about: dict[str, Any], path: Path) -> tuple[Any, Any]:
     low = about.get("min")
     high = about.get("max")
     if isinstance(low, str) or isinstance(high, str):
@@ -143,16 +152,7 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
     if not all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high)):
         raise ValueError(f"{path}: parameter {name} has min {low!r} and max {high!r}: give numbers")
 
-    if kind in ("uniform", "log_uniform_values"):
-        low = float(low)
-        high = float(high)
-
-    return Dimension(
-        name,
-        low=low,
-        high=high,
-        log=kind == "log_uniform_values",
-    )
+    return low, high
 
 
 def read_range(item: str) -> Dimension:
@@ -161,7 +161,9 @@ def read_range(item: str) -> Dimension:
     name, equals, words = item.partition("=")
     if not equals or not words:
         raise ValueError(f"--space {item!r} must look like optim.lr=1e-5..1e-3 or name=one,two")
-    if (match := RANGE.fullmatch(words)) is None:
+
+    match = RANGE.fullmatch(words)
+    if match is None:
         return Dimension(name, choices=tuple(words.split(",")))
 
     number = int if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()) else float

@@ -48,7 +48,8 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     """The noise of seeds, pooled over all pairs with several: three seeds say little about their
     own spread. The mean over pairs is the residual of a table of contenders and seeds (Fisher, The
     Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom."""
-    if not (several := [D for D in differences if len(D) > 1]):
+    several = [D for D in differences if len(D) > 1]
+    if not several:
         return SeedNoise(0.0, 0.0)
 
     own = [D.mean(1).var(ddof=1) for D in several]
@@ -68,12 +69,10 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
 
     S, P = D.shape
     mean = float(D.mean())
-    rows = (D.mean(1), D.mean(0), D.ravel())
-    by_seed, by_problem, both = (float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0 for x in rows)
+    by_seed = variance_of_mean(D.mean(1))
+    by_problem = variance_of_mean(D.mean(0))
+    both = variance_of_mean(D.ravel()) if S > 1 else 0.0  # for one seed the same as by_problem
     by_seed_freedom = S - 1.0
-
-    if S == 1:
-        both = 0.0  # the same as by_problem
 
     if pooled is not None and pooled.freedom and pooled.variance / S >= by_seed:
         by_seed = pooled.variance / S
@@ -94,6 +93,13 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     p = 2 * float(student.sf(abs(mean) / error, freedom))
 
     return Difference(mean, mean - half, mean + half, p)
+
+
+def variance_of_mean(x: np.ndarray) -> float:
+    if len(x) < 2:
+        return 0.0
+
+    return float(x.var(ddof=1) / len(x))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

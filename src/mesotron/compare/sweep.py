@@ -23,8 +23,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mesotron.compare.health import diverged_at, is_not_finite
 from mesotron.compare.jobs import make_pool, run_jobs
-from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
+from mesotron.compare.kind import XLA_ONE_THREAD
 from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
 from mesotron.config import SnakeConfig, SweepConfig, TrainConfig, VlaTrainConfig, WatchSettings
@@ -50,8 +51,7 @@ def run(config: SweepConfig) -> int:
 
     for one in space.dimensions:
         if one.name != "config":  # which every command has
-            value = one.choices[0] if one.choices else one.low
-            read_setting(COMMANDS[name].config_type, f"{one.name}={value}")
+            read_setting(COMMANDS[name].config_type, f"{one.name}={one.first}")
 
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     (folder / "trials").mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,10 @@ def run(config: SweepConfig) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Command:
+@dataclass(frozen=True, kw_only=True)
+class Sweepable:
+    """A command whose runs can be trials."""
+
     config_type: type
     place: tuple[str, ...]  # flags for the run folder; {parent} and {name} stand for its parts
     score: tuple[str, ...]  # path of the score in result.json
@@ -76,21 +78,26 @@ class Command:
 
 OUT = ("--out={parent}/{name}",)
 COMMANDS = {
-    "train": Command(
-        TrainConfig,
-        OUT,
-        ("after", "value"),
-        "rlvr",
-        "--threads",
+    "train": Sweepable(
+        config_type=TrainConfig,
+        place=OUT,
+        score=("after", "value"),
+        extra="rlvr",
+        threads="--threads",
     ),
-    "vla train": Command(
-        VlaTrainConfig, OUT, ("success",), "vla", "--threads", defaults=("--workers=1",)
+    "vla train": Sweepable(
+        config_type=VlaTrainConfig,
+        place=OUT,
+        score=("success",),
+        extra="vla",
+        threads="--threads",
+        defaults=("--workers=1",),
     ),
-    "ppo snake": Command(
-        SnakeConfig,
-        ("--save-dir={parent}", "--run-name={name}"),
-        ("greedy_fruit",),
-        "ppo",
+    "ppo snake": Sweepable(
+        config_type=SnakeConfig,
+        place=("--save-dir={parent}", "--run-name={name}"),
+        score=("greedy_fruit",),
+        extra="ppo",
         env=XLA_ONE_THREAD,
     ),
 }
@@ -109,22 +116,25 @@ def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[s
     name = command_name(arguments)
     command = COMMANDS[name]
     words = name.split()
-    place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
-    given = [*words, *command.defaults, *arguments[len(words) :]]
 
-    return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
+    place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
+    if command.threads:
+        place.append(f"{command.threads}={threads}")
+
+    return [*words, *command.defaults, *arguments[len(words) :], *place]
 
 
 def own_code(arguments: Sequence[str]) -> list[str]:
     """The arguments that name the sweep's own reward: a resumed trial needs them again."""
-    found: list[str] = []
+    words: list[str] = []
     for word in arguments:
-        if word.partition("=")[0] == "--reward.parts" or (found and not word.startswith("--")):
-            found.append(word)
-        elif found:
+        is_value = bool(words) and not word.startswith("--")
+        if word.partition("=")[0] == "--reward.parts" or is_value:
+            words.append(word)
+        elif words:
             break
 
-    return found if any(":" in word for word in found) else []
+    return words if any(":" in word for word in words) else []
 
 
 def process_command(arguments: Sequence[str]) -> list[str]:
@@ -140,12 +150,14 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     if folder.result is None:
         return None
 
+    rows = folder.rows("metrics")
     path: Sequence[str] = COMMANDS[command_name(arguments)].score
     if metric is not None:
         name = metric.removeprefix("train/")
-        if values := [row[name] for row in folder.rows("metrics") if name in row]:
-            mean = fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
-            return mean if math.isfinite(mean) else None
+        values = [row[name] for row in rows if name in row]
+        if values:
+            number = max(1, round(LAST_SHARE * len(values)))
+            return if_finite(fmean(values[-number:]))
 
         path = name.removeprefix("eval/").split(".")
 
@@ -154,11 +166,15 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
         value = value.get(name) if isinstance(value, dict) else None
 
     if not isinstance(value, int | float):
-        known = {*folder.result, *(name for row in folder.rows("metrics") for name in row)}
+        known = set(folder.result).union(*rows)
         name = metric or ".".join(path)
         raise LookupError(f"{run} has no metric {name}{suggest(name, known)}: see --metric")
 
-    return float(value) if math.isfinite(value) else None
+    return if_finite(float(value))
+
+
+def if_finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass
@@ -172,19 +188,24 @@ class Trial:
     dead: str | None = None  # why it is dead, if it is
 
     def look(self) -> None:
+        """Let the watch see the rows that are new."""
         rows = read_rows(self.run / "metrics.jsonl")
         new = rows[self.num_seen :]
         self.num_seen = len(rows)
-        events = [event for row in new for event in self.engine.update(row)]
 
-        stops = [event.sentence(False) for event in events if event.severity == "stop"]
-        if (step := diverged_at(new)) is not None:
-            stops = [f"the loss is not finite at step {step}"]
+        for row in new:
+            for event in self.engine.update(row):
+                if event.severity == "stop" and self.dead is None:
+                    self.dead = event.sentence(False)
 
-        self.dead = next(iter(stops), None)
+        step = diverged_at(new)
+        if step is not None:
+            self.dead = f"the loss is not finite at step {step}"
 
 
 class Study:
+    """Optuna's study, and which trial is next."""
+
     def __init__(self, space: Space, config: SweepConfig, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space = space
@@ -193,41 +214,48 @@ class Study:
         self.metric = config.metric or space.metric
         self.reasons = folder / "reasons.jsonl"  # why trials have no score
         goal = config.goal or space.goal
-        log = str(folder / "study.log")
-
-        options: Any = {"study_name": config.study or space.name, "direction": goal}
-        try:
-            storage = config.storage or JournalStorage(JournalFileBackend(log))
-            self.study = optuna.create_study(
-                storage=storage,
-                load_if_exists=True,
-                **options,
-            )
-        except Exception as error:  # of a database, its driver or a damaged journal
-            place = "--storage" if config.storage else log
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{place} is not a usable study: {reason}") from error
+        self.study = self._open(goal)
 
         runs = [int(path.stem[6:]) for path in folder.glob("trials/trial-*.lock")]
         trials = self.study.get_trials(deepcopy=False)
         if max(runs, default=-1) >= len(trials):
             raise ValueError(f"{folder} has trials of another study: use another --out")
 
-        # Scores of one study must mean the same and have the same direction.
-        fixed = {x.name: "" if x.varies else (x.choices or (x.low,))[0] for x in space.dimensions}
-        command = " ".join(space.arguments(fixed))
+        has_scores = any(one.value is not None for one in trials)
+        self._check_same_meaning(goal, has_scores)
+
+    def _open(self, goal: Literal["maximize", "minimize"]) -> optuna.Study:
+        log = str(self.folder / "study.log")
+        try:
+            return optuna.create_study(
+                study_name=self.config.study or self.space.name,
+                storage=self.config.storage or JournalStorage(JournalFileBackend(log)),
+                direction=goal,
+                load_if_exists=True,
+            )
+        except Exception as error:  # of a database, its driver or a damaged journal
+            place = "--storage" if self.config.storage else log
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{place} is not a usable study: {reason}") from error
+
+    def _check_same_meaning(self, goal: str, has_scores: bool) -> None:
+        """Scores of one study must mean the same and have the same direction."""
+        fixed: dict[str, Value] = {}
+        for one in self.space.dimensions:
+            fixed[one.name] = "" if one.varies else one.first
 
         known = {"goal": self.study.direction.name.lower(), **self.study.user_attrs}
-        if all(one.value is None for one in trials):
+        if not has_scores:
             known.pop("metric", None)  # perhaps it was mistyped
 
         now = {
             "goal": goal,
             "metric": self.metric or "score",
-            "command": command,
+            "command": " ".join(self.space.arguments(fixed)),
         }
         for name, new in now.items():
-            if (old := known.get(name, new)) != new:
+            old = known.get(name, new)
+            if old != new:
                 raise ValueError(
                     f"the study has the {name} {old}, not {new}: use another --study and --out"
                 )
@@ -235,12 +263,15 @@ class Study:
             self.study.set_user_attr(name, new)
 
     def next(self) -> Trial | None:
+        """A trial that a dead worker has left, or a new one; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
-            if trial.state.name == "RUNNING" and (taken := self._take_up(trial)):
+            taken = self._take_up(trial) if trial.state.name == "RUNNING" else None
+            if taken is not None:
                 return taken
 
-        if sum(trial.state.name != "FAIL" for trial in trials) >= self.config.trials:
+        counted = [trial for trial in trials if trial.state.name != "FAIL"]
+        if len(counted) >= self.config.trials:
             return None
 
         trial = self.study.ask()
@@ -264,7 +295,9 @@ class Study:
             return None  # another machine's
         if any(one.name not in trial.params for one in self.space.dimensions):
             return None  # its worker is about to draw them, or died there: one trial fewer
-        if (claim := self._claim(trial.number)) is None:
+
+        claim = self._claim(trial.number)
+        if claim is None:
             return None
 
         now = self.study.get_trials(deepcopy=False)[trial.number]
@@ -276,15 +309,7 @@ class Study:
 
     def end_without_score(self, trial: Trial, state: Literal["PRUNED", "FAIL"], why: str) -> None:
         """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
-        append_row(
-            self.reasons,
-            {
-                "trial": trial.number,
-                "state": state,
-                "why": why,
-            },
-        )
-
+        append_row(self.reasons, {"trial": trial.number, "state": state, "why": why})
         self.study.tell(trial.number, state=TrialState[state])
 
 
@@ -301,6 +326,8 @@ def _suggest(trial: optuna.Trial, one: Dimension) -> Value:
 
 
 class Sweep:
+    """Runs trials side by side and tells the study how they ended."""
+
     def __init__(self, study: Study, space: Space, config: SweepConfig, console: Console) -> None:
         self.study = study
         self.space = space
@@ -313,29 +340,33 @@ class Sweep:
 
     def run(self) -> None:
         try:
-            wait = partial(time.sleep, self.config.every)
-            run_jobs(
-                self.pool,
-                self.study.folder,
-                self.say,
-                self._start,
-                self._end,
-                wait,
-            )
+            run_jobs(self.pool, self.study.folder, self.say, self)
         finally:
             for trial in self.trials.values():
                 trial.claim.close()  # leaves it to the next worker
 
-    def _start(self) -> None:
-        while self.pool.has_free_slot and (trial := self.study.next()) is not None:
+    def start(self) -> None:
+        while self.pool.has_free_slot:
+            trial = self.study.next()
+            if trial is None:
+                break
             self._start_trial(trial)
 
-        for job in self.pool.jobs if self.config.prune else ():
+        if self.config.prune:
+            self._end_dead_trials()
+
+    def _end_dead_trials(self) -> None:
+        for job in self.pool.jobs:
             trial = self.trials[job.key]
-            if trial.dead is None:
-                trial.look()
-                if trial.dead is not None:
-                    job.process.terminate()
+            if trial.dead is not None:
+                continue
+
+            trial.look()
+            if trial.dead is not None:
+                job.process.terminate()
+
+    def wait(self) -> None:
+        time.sleep(self.config.every)
 
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)
@@ -346,69 +377,72 @@ class Sweep:
             arguments = start_arguments(given, trial.run, self.config.threads)
 
         env = {"OMP_NUM_THREADS": str(self.config.threads)}
-        env |= COMMANDS[name].env if self.config.threads == 1 else {}
+        if self.config.threads == 1:
+            env |= COMMANDS[name].env
+
         key = str(trial.number)
         log = trial.run.with_suffix(".log")
-
-        self.pool.start(
-            key,
-            process_command(arguments),
-            log,
-            env,
-            (trial.claim.fileno(),),
-        )
-
+        command = process_command(arguments)
+        self.pool.start(key, command, log, env, keep_open=(trial.claim.fileno(),))
         self.trials[key] = trial
 
-    def _end(self, job: Job, stopping: bool) -> None:
+    def end(self, job: Job, stopping: bool) -> None:
         trial = self.trials.pop(job.key)
         if self.config.prune and trial.dead is None:
             trial.look()
 
-        why = trial.dead
+        score = None
+        missing = ""
         try:
             score = read_score(trial.run, self.study.metric, self.space.command)
-            missing = ""
         except LookupError as error:
-            score = None
             missing = str(error)
 
+        why = trial.dead
         if score is None and why is None and is_not_finite(job.failure):
             why = job.failure
 
-        varied = [one.name for one in self.space.dimensions if one.varies]
-        values = " ".join(f"{name}={_spell(trial.values[name])}" for name in varied)
-        label = f"trial {trial.number} {values}"
-
+        label = self._label(trial)
         took = spell_time(time.monotonic() - job.start)
         with trial.claim:  # free for another worker once the study knows the outcome
             if why is not None:
                 self.study.end_without_score(trial, "PRUNED", why)
                 self.say(f"{label}: pruned, {why} ({took})")
+                self.crashes = 0
             elif score is not None:
                 self.study.study.tell(trial.number, score)
                 self.say(f"{label}: {score:.4g} ({took})")
+                self.crashes = 0
             elif stopping:
-                pass  # the next worker takes it up
+                self.crashes = 0  # the next worker takes it up
             else:
-                failure = missing or job.failure
-                if job.process.returncode == 0 and not missing:
-                    failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
+                self._fail(trial, job, missing)
 
-                self.study.end_without_score(trial, "FAIL", failure)
-                self.say(f"{label}: failed, {failure}")
-                self.crashes += 1
-                others = self.study.study.get_trials(deepcopy=False)
-                if missing and all(x.state.name != "COMPLETE" for x in others):  # mistyped
-                    raise ValueError(missing)
+    def _label(self, trial: Trial) -> str:
+        values = []
+        for one in self.space.dimensions:
+            if one.varies:
+                values.append(f"{one.name}={_spell(trial.values[one.name])}")
 
-                if self.crashes >= MAX_CRASHES:
-                    last = f"the last with: {failure}; see {job.log}"
-                    raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
+        return f"trial {trial.number} {' '.join(values)}"
 
-                return
+    def _fail(self, trial: Trial, job: Job, missing: str) -> None:
+        """End a trial that crashed or lacks the metric (`missing` says so)."""
+        failure = missing or job.failure
+        if job.process.returncode == 0 and not missing:
+            failure = f"{trial.run} has no finite metric {self.study.metric or ''}".rstrip()
 
-        self.crashes = 0
+        self.study.end_without_score(trial, "FAIL", failure)
+        self.say(f"{self._label(trial)}: failed, {failure}")
+        self.crashes += 1
+
+        others = self.study.study.get_trials(deepcopy=False)
+        if missing and all(other.state.name != "COMPLETE" for other in others):  # mistyped
+            raise ValueError(missing)
+
+        if self.crashes >= MAX_CRASHES:
+            last = f"the last with: {failure}; see {job.log}"
+            raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
 
 
 def _spell(value: object) -> str:
@@ -417,33 +451,32 @@ def _spell(value: object) -> str:
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     reasons = {row["trial"]: row["why"] for row in read_rows(study.reasons)}
-    rows: list[dict[str, Any]] = [
-        {
-            "number": x.number,
-            "score": x.value,
-            "values": x.params,
-            "why": reasons.get(x.number, ""),
-        }
-        for x in study.study.get_trials(deepcopy=False)
-        if x.state.name in ("COMPLETE", "PRUNED")
-    ]
+    rows: list[dict[str, Any]] = []
+    for trial in study.study.get_trials(deepcopy=False):
+        if trial.state.name in ("COMPLETE", "PRUNED"):
+            row = {
+                "number": trial.number,
+                "score": trial.value,
+                "values": trial.params,
+                "why": reasons.get(trial.number, ""),
+            }
+            rows.append(row)
 
     sign = 1 if study.study.direction.name == "MINIMIZE" else -1
     rows.sort(key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
+
     draft = folder / f".sweep-{os.getpid()}.json"  # several processes may finish at once
-
-    write_json(
-        draft,
-        {
-            "name": space.name,
-            "metric": study.metric,
-            "trials": rows,
-        },
-    )
-
+    write_json(draft, {"name": space.name, "metric": study.metric, "trials": rows})
     draft.replace(folder / "sweep.json")
-    names = [one.name for one in space.dimensions if one.varies]
+    show_trials(study, space, rows, console)
+    print_line(console, str(folder / "sweep.json"))
 
+
+def show_trials(
+    study: Study, space: Space, rows: Sequence[dict[str, Any]], console: Console
+) -> None:
+    """The best trials as a table, and the command of the best one."""
+    names = [one.name for one in space.dimensions if one.varies]
     table = Table(title=f"{space.name}: {count(len(rows), 'trial')}, best first", box=SIMPLE_HEAD)
     for heading in ("trial", study.metric or "score", *names, "pruned because"):
         table.add_column(heading)
@@ -456,5 +489,3 @@ def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     console.print(table)
     if rows and rows[0]["score"] is not None:
         print_line(console, f"best: mesotron {' '.join(space.arguments(rows[0]['values']))}")
-
-    print_line(console, str(folder / "sweep.json"))

@@ -3,6 +3,7 @@
 Everything follows from the record and the run folders, so a stopped tournament can continue.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from mesotron.compare import kinds, standings
 from mesotron.compare import record as records
+from mesotron.compare import standings
+from mesotron.compare.cell import cell_command
 from mesotron.compare.jobs import make_pool, run_jobs
-from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing, make_kind
+from mesotron.compare.kind import Kind, Outcome, is_for_choosing
+from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Contender, Stage, Tournament
 from mesotron.compare.search import Grid, Search, gain_of, search
 from mesotron.compare.standings import count
@@ -39,8 +42,25 @@ from mesotron.runs.resume import settings_to_resume
 from mesotron.runs.trust import check_trusted, code_names
 from mesotron.runs.workers import Job, last_line
 
+# How a comparison is made fair; the record and the report show it, filled in.
+RULE = (
+    "All runs with one seed have the same data order; all runs have the same start and the same "
+    "held-out problems.",
+    "{kind.unit}",
+    "Every contender tries {config.rates} rates with {searched}, a factor of {config.factor:g} "
+    "apart around the recipe's, {kind.base_rate:g}.",
+    "If the best rate is the smallest or the largest tried, up to {config.extend} more beyond it "
+    "are tried; the table counts all trials.",
+    "A rate is chosen by its score smoothed over its neighbors (weights 1/4, 1/2, 1/4) on one half "
+    "of the held-out problems. The other half ranks, with {ranked} per contender.",
+    "Intervals are 95% bootstrap intervals over seeds and problems. Contenders are compared with "
+    "the best by a t-test paired by seed and problem, with the variance clustered by both (seed "
+    "variance pooled over all pairs where a pair's own is smaller), and Holm's correction for all "
+    "pairs.",
+)
 POLL_SECONDS = 0.2
 STAGES = ("probe", "search", "final")
+ENDED = ("done", "failed")
 MAX_INDEX = 100  # indices of the grid that a search can ever reach
 # What may not change between two calls on one folder: its cells would not be comparable.
 FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
@@ -55,19 +75,12 @@ def run(config: CompareConfig) -> int:
     if config.trust and not isinstance(kind.config, SnakeConfig):
         kind.config = replace(kind.config, trust=True)
 
-    if kind.num_problems < MIN_PROBLEMS:
-        raise ValueError(_too_few_problems(kind, kind.num_problems))
-    if kind.base_rate == 0:
-        raise ValueError("the recipe's rate is 0, and rates are searched around it: --set another")
-
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
-    for one in kind.contenders(config.optims or kind.usual, config.objectives):
-        settings = kind.settings(one, kind.base_rate, config.seed, folder)
-        if isinstance(settings, TrainConfig):
-            check(settings)  # before the folder is made
+    check_comparable(kind, config, folder)  # before the folder is made
 
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
+
     lock = try_lock(folder / "lock")
     if lock is None:
         raise ValueError(f"{folder} is in use by another process or running cell")
@@ -78,10 +91,26 @@ def run(config: CompareConfig) -> int:
         Runner(progress, console, lock.fileno()).run()
         finish(progress, console)
 
-    return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
+    has_failed = any(cell.state == "failed" for cell in progress.record.cells)
+    return 1 if has_failed else 0
+
+
+def check_comparable(kind: Kind, config: CompareConfig, folder: Path) -> None:
+    """Refuse what no cell could run, or what could not be ranked."""
+    if kind.num_problems < MIN_PROBLEMS:
+        raise ValueError(_too_few_problems(kind, kind.num_problems))
+    if kind.base_rate == 0:
+        raise ValueError("the recipe's rate is 0, and rates are searched around it: --set another")
+
+    for one in kind.contenders(config.optims or kind.usual, config.objectives):
+        settings = kind.settings(one, kind.base_rate, config.seed, folder)
+        if isinstance(settings, TrainConfig):
+            check(settings)
 
 
 class Progress:
+    """The record of a tournament, and which cells are due next."""
+
     def __init__(
         self, kind: Kind, config: CompareConfig, folder: Path, old: Tournament | None = None
     ) -> None:
@@ -95,16 +124,21 @@ class Progress:
         self.record = _new_record(kind, config, self.contenders)
         self._start = time.monotonic()
         self._wall_before = 0.0
-        if old is None:
-            return
+        if old is not None:
+            self._continue(old)
 
+    def _continue(self, old: Tournament) -> None:
         # Settings that a later version added have their defaults.
         config_type = type(self.kind.config)
         file = str(self.folder)
         old.plan["config"] = to_plain(from_plain(config_type, old.plan.get("config", {}), file))
         _check_same_rule(self.folder, old, self.record)
-        self.record.cells, self.record.problems = old.cells, old.problems
-        self.record.start, self._wall_before = old.start, old.wall
+
+        self.record.cells = old.cells
+        self.record.problems = old.problems
+        self.record.start = old.start
+        self._wall_before = old.wall
+
         known = {one.name for one in self.contenders}
         self.record.contenders += [one for one in old.contenders if one.name not in known]
         self.contenders = self.record.contenders
@@ -115,43 +149,32 @@ class Progress:
                 cell.why = ""
 
     def plan(self) -> None:
+        """Add the cells that the results so far call for."""
         for contender in self.contenders:
-            gain = 1.0
-            if self.kind.probe(contender, self.config.seed, self.folder) is not None:
-                self._add(
-                    contender,
-                    self.grid.base,
-                    self.config.seed,
-                    "probe",
-                    gain,
-                )
-
-                probe = self._cells_of(contender, "probe")[0]
-                if probe.state != "done":
-                    continue  # if it failed, any gain would be a guess
-
-                gain = gain_of(probe.update_ratio)
+            gain = self._gain(contender)
+            if gain is None:
+                continue
 
             state = self.search_of(contender)
             for k in state.wanted:
                 for seed in self.search_seeds:
-                    self._add(
-                        contender,
-                        self.grid.rate(k),
-                        seed,
-                        "search",
-                        gain,
-                    )
+                    self._add(contender, self.grid.rate(k), seed, "search", gain)
 
             if state.best is not None:
                 for seed in self.final_seeds:
-                    self._add(
-                        contender,
-                        self.grid.rate(state.best),
-                        seed,
-                        "final",
-                        gain,
-                    )
+                    self._add(contender, self.grid.rate(state.best), seed, "final", gain)
+
+    def _gain(self, contender: Contender) -> float | None:
+        """By what the matrices' rate is multiplied; None until a probe has measured it."""
+        if self.kind.probe(contender, self.config.seed, self.folder) is None:
+            return 1.0
+
+        self._add(contender, self.grid.base, self.config.seed, "probe", gain=1.0)
+        probe = self._cells_of(contender, "probe")[0]
+        if probe.state != "done":
+            return None  # if it failed, any gain would be a guess
+
+        return gain_of(probe.update_ratio)
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
         own = (contender.name, stage)
@@ -165,32 +188,32 @@ class Progress:
 
         known: dict[int, float | None] = {}
         for k, cells in by_index.items():
-            ended = sum(cell.state in ("done", "failed") for cell in cells)
-            if ended == len(cells) == len(self.search_seeds):
-                scores = [cell.score for cell in cells if cell.score is not None]
-                known[k] = fmean(scores) if len(scores) == len(cells) else None
+            ended = [cell for cell in cells if cell.state in ENDED]
+            if len(ended) == len(cells) == len(self.search_seeds):
+                known[k] = mean_score(cells)
 
         return search(self.grid, known)
 
     def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
-        short = "".join(c if c.isalnum() or c in "_+-" else "_" for c in contender.name)
+        short = re.sub(r"[^\w+-]", "_", contender.name)
         id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
-        if all(cell.id != id for cell in self.record.cells):
-            cell = Cell(
-                id=id,
-                contender=contender.name,
-                objective=contender.objective,
-                rate=rate,
-                seed=seed,
-                stage=stage,
-                gain=gain,
-                run=f"cells/{id}",
-            )
+        if any(cell.id == id for cell in self.record.cells):
+            return
 
-            self.record.cells.append(cell)
+        cell = Cell(
+            id=id,
+            contender=contender.name,
+            objective=contender.objective,
+            rate=rate,
+            seed=seed,
+            stage=stage,
+            gain=gain,
+            run=f"cells/{id}",
+        )
+        self.record.cells.append(cell)
 
     def num_done(self) -> int:
-        return sum(cell.state in ("done", "failed") for cell in self.record.cells)
+        return sum(cell.state in ENDED for cell in self.record.cells)
 
     def num_expected(self) -> int:
         total = 0
@@ -207,27 +230,26 @@ class Progress:
         return total
 
     def settings(self, cell: Cell) -> object:
+        """The config of a cell: of the run that it continues, or a new one."""
         run = (self.folder / cell.run).resolve()
         if (run / "config.json").is_file():
-            settings: Any = settings_to_resume(self.kind.config_type, run)
-            own = code_names(self.kind.config)
-            names = [name for name in code_names(settings) if name not in own]
-            check_trusted(names, run / "config.json", trust=False)
-            trusted = bool(own) or getattr(self.kind.config, "trust", False)
-            return replace(settings, trust=True) if trusted else settings
+            return self._settings_to_resume(run)
 
         shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
         contender = next(one for one in self.contenders if one.name == cell.contender)
         if cell.stage == "probe":
             return self.kind.probe(contender, cell.seed, run)
 
-        return self.kind.settings(
-            contender,
-            cell.rate,
-            cell.seed,
-            run,
-            cell.gain,
-        )
+        return self.kind.settings(contender, cell.rate, cell.seed, run, cell.gain)
+
+    def _settings_to_resume(self, run: Path) -> object:
+        settings: Any = settings_to_resume(self.kind.config_type, run)
+        own = code_names(self.kind.config)
+        names = [name for name in code_names(settings) if name not in own]
+        check_trusted(names, run / "config.json", trust=False)
+
+        is_trusted = bool(own) or getattr(self.kind.config, "trust", False)
+        return replace(settings, trust=True) if is_trusted else settings
 
     def take_outcome(self, cell: Cell) -> bool:
         """Read a cell's run into the record; False if it has not finished."""
@@ -240,7 +262,9 @@ class Progress:
         cell.seconds = outcome.seconds
         cell.tokens = outcome.tokens
         cell.steps = outcome.steps
-        cell.verdict, cell.cause, cell.story = outcome.health
+        cell.verdict = outcome.health.verdict
+        cell.cause = outcome.health.cause
+        cell.story = outcome.health.story
         cell.update_ratio = outcome.update_ratio
 
         if cell.verdict == "diverged":
@@ -281,18 +305,23 @@ class Progress:
             self.record.start[cell.stage] = fmean(outcome.start[id] for id in known)
 
     def judge(self) -> None:
+        """Rank the contenders by the cells that have ended."""
         for cell in self.record.cells:
             problems = self.record.problems.get(cell.stage)
             if cell.verdict == "diverged" and cell.per_problem is None and problems:
                 cell.per_problem = [self.kind.floor] * len(problems)
 
         searches = {one.name: self.search_of(one) for one in self.contenders}
-        rates = {name: self.grid.rate(s.best) for name, s in searches.items() if s.best is not None}
-        curves = {
-            cell.id: RunFolder(self.folder / cell.run).rows("metrics")
-            for cell in self.record.cells
-            if (cell.stage, cell.state, cell.rate) == ("final", "done", rates.get(cell.contender))
-        }
+        rates = {}
+        for name, state in searches.items():
+            if state.best is not None:
+                rates[name] = self.grid.rate(state.best)
+
+        curves = {}
+        for cell in self.record.cells:
+            is_ranked = cell.stage == "final" and cell.state == "done"
+            if is_ranked and cell.rate == rates.get(cell.contender):
+                curves[cell.id] = RunFolder(self.folder / cell.run).rows("metrics")
 
         standings.time_to_threshold(self.kind, self.record, curves)
         standings.rank(self.record, searches, rates)
@@ -301,6 +330,12 @@ class Progress:
     def write(self) -> None:
         self.record.wall = self._wall_before + time.monotonic() - self._start
         records.write_tournament(self.folder, self.record)
+
+
+def mean_score(cells: Sequence[Cell]) -> float | None:
+    """None if a cell has no score."""
+    scores = [cell.score for cell in cells if cell.score is not None]
+    return fmean(scores) if len(scores) == len(cells) else None
 
 
 def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
@@ -324,14 +359,7 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
         kind=kind.name,
         measure=kind.measure,
         before=kind.before,
-        rule=[
-            sentence.format(
-                config=config,
-                kind=kind,
-                **counts,
-            )
-            for sentence in kinds.RULE
-        ],
+        rule=[sentence.format(config=config, kind=kind, **counts) for sentence in RULE],
         contenders=list(contenders),
         plan=plan,
         threshold=records.Threshold(metric=kind.curve),
@@ -352,8 +380,8 @@ def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) ->
     new = continued.plan
     for name in FIXED:
         if old.get(name) != new[name]:
-            found = difference(old.get(name), new[name])
-            raise ValueError(f"{folder} has another {name} ({found}): use another --out")
+            changed = difference(old.get(name), new[name])
+            raise ValueError(f"{folder} has another {name} ({changed}): use another --out")
 
     extend = old.get("extend")
     if type(extend) is not int or extend > new["extend"]:  # rates beyond it may have been chosen
@@ -361,12 +389,14 @@ def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) ->
 
     objectives = {one.name: one.objective for one in record.contenders}
     for one in continued.contenders:
-        if (objective := objectives.get(one.name, one.objective)) != one.objective:
-            found = f"{one.name} with {objective}, not {one.objective}"
-            raise ValueError(f"{folder} has {found}: use another --out")
+        objective = objectives.get(one.name, one.objective)
+        if objective != one.objective:
+            has = f"{one.name} with {objective}, not {one.objective}"
+            raise ValueError(f"{folder} has {has}: use another --out")
 
 
 def difference(old: object, new: object, name: str = "") -> str:
+    """The first setting in which two values differ, such as `optim.lr: 0.1, not 0.2`."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             if old.get(key) != new.get(key):
@@ -376,6 +406,8 @@ def difference(old: object, new: object, name: str = "") -> str:
 
 
 class Runner:
+    """Runs the cells that are due, side by side, and shows how far they are."""
+
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress = progress
         self.lock = lock
@@ -384,14 +416,10 @@ class Runner:
         self.pool = make_pool(progress.config, on_gpus)
         progress.record.workers = self.pool.num_workers
 
-        live = Live(
-            console=console,
-            auto_refresh=False,
-            transient=True,
-        )
-
-        self.live = live if console.is_terminal else None
+        self.live: Live | None = None
         self.walls: list[float] = []
+        if console.is_terminal:
+            self.live = Live(console=console, auto_refresh=False, transient=True)
 
     def run(self) -> None:
         progress = self.progress
@@ -402,16 +430,9 @@ class Runner:
         )
 
         with self.live or nullcontext():
-            run_jobs(
-                self.pool,
-                progress.folder,
-                self.say,
-                self._start,
-                self._end,
-                self._wait,
-            )
+            run_jobs(self.pool, progress.folder, self.say, self)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         progress = self.progress
         progress.plan()
 
@@ -428,19 +449,12 @@ class Runner:
                 env = progress.kind.environment(progress.config.threads)
                 log = file.with_suffix(".log")
 
-                self.pool.start(
-                    cell.id,
-                    command,
-                    log,
-                    env,
-                    keep_open=(self.lock,),
-                )
-
+                self.pool.start(cell.id, command, log, env, keep_open=(self.lock,))
                 cell.state = "running"
 
             progress.write()
 
-    def _end(self, job: Job, stopping: bool) -> None:
+    def end(self, job: Job, stopping: bool) -> None:
         cell = next(one for one in self.progress.record.cells if one.id == job.key)
         cell.wall = time.monotonic() - job.start
 
@@ -459,9 +473,10 @@ class Runner:
 
         self.progress.write()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         if self.live:
             self.live.update(self._view(), refresh=True)
+
         time.sleep(POLL_SECONDS)
 
     def _seconds_left(self) -> float | None:
@@ -477,16 +492,11 @@ class Runner:
         total = self.progress.num_expected()
         line = f"{done}/{total} {cell.contender} at {cell.rate:g}, seed {cell.seed}, {cell.stage}: "
 
-        took = "" if cell.wall is None else f", {spell_time(cell.wall)}"
-        if cell.state == "failed":
-            line += f"failed, {cell.why}"
-        elif cell.score is None:
-            ratio = "not logged" if cell.update_ratio is None else f"{cell.update_ratio:.3g}"
-            line += f"RMS of updates over rate {ratio}{took}"
-        else:
-            line += f"{cell.score:.3f}, {cell.verdict}{took}"
+        line += describe_ended(cell)
+        if done < total:
+            line += f"; about {spell_time(self._seconds_left())} left"
 
-        return line + (f"; about {spell_time(self._seconds_left())} left" if done < total else "")
+        return line
 
     def _view(self) -> Group:
         record = self.progress.record
@@ -501,11 +511,24 @@ class Runner:
         return Group(tables.rate_map(asdict(record)).to_rich(), Text(line))
 
 
+def describe_ended(cell: Cell) -> str:
+    if cell.state == "failed":
+        return f"failed, {cell.why}"
+
+    took = "" if cell.wall is None else f", {spell_time(cell.wall)}"
+    if cell.score is not None:
+        return f"{cell.score:.3f}, {cell.verdict}{took}"
+
+    ratio = "not logged" if cell.update_ratio is None else f"{cell.update_ratio:.3g}"
+    return f"RMS of updates over rate {ratio}{took}"
+
+
 def finish(progress: Progress, console: Console) -> None:
     progress.judge()
     progress.write()
     record = asdict(progress.record)
-    text, page = (progress.folder / name for name in ("standings.md", "report.html"))
+    text = progress.folder / "standings.md"
+    page = progress.folder / "report.html"
     write_whole(text, printable(tables.to_markdown(record)))
 
     with warn_of_failure(page.name, progress.folder):
