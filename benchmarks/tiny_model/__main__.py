@@ -22,7 +22,7 @@ from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.answers.formats import FORMATS
 from mesotron.config import TaskConfig
 from mesotron.optim.device import choose_device
-from mesotron.tasks.arith import APPLY, generate
+from mesotron.tasks.builtin.arith import APPLY, generate
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.prompts import demonstrate, render_prompts, solved_text
 from mesotron.tasks.rows import IGNORED

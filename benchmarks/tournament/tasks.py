@@ -46,7 +46,7 @@ def sums(rng: random.Random) -> Iterator[tuple[str, Row]]:
 
 
 def words(rng: random.Random) -> Iterator[tuple[str, Row]]:
-    from mesotron.tasks.arith import generate
+    from mesotron.tasks.builtin.arith import generate
 
     levels = (3, 4)
     problems = generate("train", DRAWS // 6, levels, SEED)

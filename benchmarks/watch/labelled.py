@@ -19,7 +19,7 @@ from mesotron.cli import main
 from mesotron.rlvr import session
 from mesotron.runs.files import append_row
 from mesotron.sampling.decode import Completion, generate
-from mesotron.tasks import arith
+from mesotron.tasks.builtin import arith
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.prompts import render_prompts
 

@@ -297,15 +297,10 @@ def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
 
 
 def fuzz_reward(value: Any, folder: Path) -> None:
-    from mesotron.rewards.call import call_reward
+    from mesotron.rewards.own import check_scores, finish
 
-    batch = {
-        "completions": ["a", "b"],
-        "rows": [{}, {}],
-        "golds": ["1", "2"],
-    }
     with contextlib.suppress(ValueError):
-        for score in call_reward("own:f", lambda **_: value, batch, 4):
+        for score in check_scores("own:f", finish(value), 2):
             if score is not None and not (type(score) is float and math.isfinite(score)):
                 raise Traceback(f"{value!r} became {score!r}")
 

@@ -22,7 +22,7 @@ from mesotron.models.names import TINY_WEIGHTS, check_cached, locate
 from mesotron.optim.device import choose_device
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.plan.estimate import SHAPES, Lengths, predict
-from mesotron.tasks import arith
+from mesotron.tasks.builtin import arith
 from support import rlvr_tiny as tiny
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9

@@ -13,7 +13,7 @@ from mesotron.rlvr import session
 from mesotron.rlvr.fast_paths import FastPaths, choose_fast_paths
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, Sampling
-from mesotron.tasks.rows import Batch, Rows
+from mesotron.tasks.rows import RowBatch, Rows
 from support import rlvr_tiny as tiny
 
 # PyTorch warns once that this CPU multiplies bfloat16 without mkldnn.
@@ -235,7 +235,7 @@ def test_copies_of_a_lora_model_have_its_adapters(tmp_path):
 def test_training_on_rows_is_training_on_a_dataset(tmp_path):
     data = (tiny.make_data(), Rows.from_dict(tiny.make_data().to_dict()))
     a, b = (train(tmp_path, parts={"train_dataset": one}, max_steps=2) for one in data)
-    assert b.data_collator is Batch
+    assert b.data_collator is RowBatch
     assert tiny.same(tiny.weights(a), tiny.weights(b))
 
 

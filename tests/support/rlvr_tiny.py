@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from mesotron.answers.formats import FORMATS
 from mesotron.rlvr.trl_trainer import GRPOTrainer
-from mesotron.tasks import arith
+from mesotron.tasks.builtin import arith
 from mesotron.tasks.prompts import solved_text
 from mesotron.watch.budget import Budget, Limits
 

@@ -11,7 +11,7 @@ from mesotron.answers.formats import FORMATS
 from mesotron.config import TaskConfig
 from mesotron.tasks.problem import Problem, Task
 from mesotron.tasks.prompts import check_prompts, render
-from mesotron.tasks.rows import Batch, Rows
+from mesotron.tasks.rows import RowBatch, Rows
 from support.rlvr_tiny import make_model, make_tokenizer
 
 KEYS = [3, 3, 3, 0, 0, 3, 5]
@@ -39,7 +39,7 @@ def test_rows_are_those_of_a_plain_dataset_and_may_be_changed():
 
 
 def test_a_batch_goes_through_as_it_is():
-    batch = Batch(Rows.from_dict(COLUMNS).__getitems__(KEYS))
+    batch = RowBatch(Rows.from_dict(COLUMNS).__getitems__(KEYS))
     assert send_to_device(batch, "cpu") is batch
     assert pin_memory(batch) is batch
     assert "labels" not in batch  # as Transformers asks

@@ -12,7 +12,8 @@ import pytest
 
 from mesotron.answers.formats import FORMATS
 from mesotron.config import TaskConfig
-from mesotron.tasks import arith
+from mesotron.tasks.builtin import arith
+from mesotron.tasks.builtin.sums import list_sums
 from mesotron.tasks.load import load_task
 from mesotron.tasks.problem import Problem, hold_out
 from mesotron.tasks.prompts import build_prompt
@@ -120,14 +121,14 @@ def test_generated_tasks_with_examples(name, levels):
 
 
 def test_sums_are_complete_correct_and_split():
-    train, held_out = (arith.generate_sums(split, None, seed=0) for split in ("train", "eval"))
+    train, held_out = (list_sums(split, None, seed=0) for split in ("train", "eval"))
     assert (len(train), len(held_out)) == (3353, 647)
     assert len(questions(train) | questions(held_out)) == 4000
 
     for problem in (*train[:50], *held_out[:50]):
         assert int(problem.gold) == eval(problem.question.removesuffix("="))
 
-    other = arith.generate_sums("eval", None, seed=1)
+    other = list_sums("eval", None, seed=1)
     assert questions(other) == questions(held_out)
     assert [p.question for p in other] != [p.question for p in held_out]
 

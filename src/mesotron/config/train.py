@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting, suggest
+from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import OptimConfig
+from mesotron.config.registry import REWARDS, TASKS
 
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
@@ -28,8 +29,14 @@ ObjectiveName = Literal[
     "corewarding",
 ]
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
-GENERATED_TASKS = ("arith", "sums")
-TASKS = (*GENERATED_TASKS, "gsm8k", "math", "file")
+
+# The choices that the help shows; the registries may know more names by the time a config is made.
+if TYPE_CHECKING:
+    TaskName = str
+    RewardName = str
+else:
+    TaskName = Literal[TASKS.names()] | str
+    RewardName = Literal[REWARDS.names()] | str
 
 GpuName = Literal[
     "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
@@ -96,11 +103,11 @@ class ModelConfig(Config, prefix="model."):
 class TaskConfig(Config, prefix="task."):
     """Problems with a checkable answer, and how they are posed."""
 
-    name: str = "arith"
-    """arith and sums are generated; gsm8k and math are read from --task.path; file is your own;
-    rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture."""
+    name: TaskName = "arith"
+    """What to solve. rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture; file is a table of
+    your own at --task.path."""
     path: str | None = None
-    """A file, a folder, or a name on the hub (gsm8k, math and file)."""
+    """A file, a folder, or a name on the hub, for tasks that are not generated."""
     data: tuple[str, ...] = ()
     """--data for short: your own data instead of a task, as JSONL, JSON, CSV or Parquet files,
     folders, names on the hub (NAME:SUBSET)."""
@@ -118,8 +125,9 @@ class TaskConfig(Config, prefix="task."):
     share of the answers was correct over four rollout batches. --task.num-train is per level."""
     levels: tuple[int, ...] = setting((), ge=1, le=5)
     """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
-    format: FormatName = "boxed"
-    r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7."""
+    format: FormatName | None = None
+    r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7 (unset: the task's own,
+    boxed for your data)."""
     question_column: str = "question"
     """Column of the question in your own table."""
     answer_column: str = "answer"
@@ -136,21 +144,21 @@ class TaskConfig(Config, prefix="task."):
     """Seed of generated problems and of the held-out split; independent of the training seed."""
 
     def check_fields(self) -> None:
-        if self.name not in TASKS and not self.is_gym:
-            hint = suggest(self.name, TASKS) or f": one of {', '.join(TASKS)} or rg:NAME"
-            self.refuse("name", f"is unknown{hint}")
+        is_gym = self.name.startswith("rg:")
+        if self.name not in TASKS and not is_gym:
+            self.refuse("name", TASKS.hint(self.name))
 
         self.refuse_unless(
             self.is_gym, "needs --task rg:NAME", "settings", "difficulty", "curriculum"
         )
-        for item in filter(None, re.split(r",(?=[\w.]+=)", self.settings)):
+        for item in self.settings_items():
             if not re.fullmatch(r"[\w.]+=.+", item):
                 self.refuse("settings", "must look like min_terms=2,max_terms=4")
 
-        if self.levels and (self.data or self.name not in ("arith", "math")):
+        if self.levels and (self.data or not TASKS[self.source].has_levels):
             self.refuse("levels", f"does not apply: the task {self.title} has no levels")
 
-        if self.path and self.name in GENERATED_TASKS and not self.data:
+        if self.path and not self.data and not TASKS[self.source].reads_path:
             use = f"use --data {self.path}"
             self.refuse("path", f"does not apply: the task {self.name} is generated; {use}")
 
@@ -174,14 +182,30 @@ class TaskConfig(Config, prefix="task."):
     def is_gym(self) -> bool:
         return self.name.startswith("rg:") and not self.data
 
+    @property
+    def source(self) -> str:
+        """The name of the registered task: rg of rg:chain_sum."""
+        return self.name.partition(":")[0]
+
+    @property
+    def answer_format(self) -> FormatName:
+        """The format that is asked for: the one given, else the task's own."""
+        if self.format is not None:
+            return self.format
+
+        return "boxed" if self.data else TASKS[self.source].format
+
+    def settings_items(self) -> list[str]:
+        """The items of `settings`, each KEY=VALUE if it is well-formed."""
+        return [item for item in re.split(r",(?=[\w.]+=)", self.settings) if item]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(Config, prefix="reward."):
     """The reward of a completion: a weighted sum of named parts."""
 
-    parts: tuple[str, ...] = setting(("two_part",), is_code=True)
-    """Names (two_part, sparse, near, scorer, correct, format, length, repetition, overlong) or
-    your own module:function."""
+    parts: tuple[RewardName, ...] = setting(("two_part",), is_code=True)
+    """Built-in rewards, or your own as file.py:name or module:name."""
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
     format_share: float = setting(0.1, ge=0, lt=1)

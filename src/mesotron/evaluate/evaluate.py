@@ -98,7 +98,7 @@ def evaluate(
         how = replace(how, samples=0)
 
     # Generate.
-    format = FORMATS[task.format]
+    format = FORMATS[task.answer_format]
     chats = [build_prompt(problem, task, format, how.examples) for problem in problems]
 
     was_training = model.training
@@ -211,7 +211,7 @@ def judge_of(task: TaskConfig, how: EvalSettings) -> Iterator[Judge]:
         return
 
     with Verifier() as verifier:
-        yield Judge(FORMATS[task.format], verifier)
+        yield Judge(FORMATS[task.answer_format], verifier)
 
 
 def grade(

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from mesotron.config import TaskConfig
+from mesotron.config.registry import TASKS
 from mesotron.models.names import is_local
 
 
@@ -20,7 +21,7 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
 
 def _is_local_data(task: TaskConfig) -> bool:
     if not task.data and not task.path:
-        return task.name != "gsm8k"  # without a path the data is generated, or the hub's GSM8K
+        return TASKS[task.source].hub is None  # without a path: generated, or from the hub
 
     paths = task.data or (task.path,)
     return all(Path(str(path)).expanduser().exists() for path in paths)

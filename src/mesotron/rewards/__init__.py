@@ -1,1 +1,6 @@
-"""Rewards: the built-in ones, calling the user's own safely, votes, the reward check."""
+"""Rewards: a weighted sum of named parts, each a number per completion, or None for no verdict.
+
+`registry` says what a built-in part is, and `builtin/` has one file for each. `own` loads and calls
+the functions of users. `call` sums the parts, and `check` tries a reward before training. `scorer`
+and `votes` score whole groups.
+"""

@@ -1,15 +1,13 @@
 r"""`mesotron reward check`: does a reward pay for correct answers, and for nothing else?
 
-The reward is called on the gold answers in several spellings and on cheats: answers that any policy
-could learn to give without solving the problem. What a cheat earns is a share of what gold earns
-above the worst of them all.
+The reward is called on the gold answers in several spellings and on cheats. What a cheat earns is a
+share of what gold earns above the worst of them all.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rich.table import Table
 
@@ -17,114 +15,25 @@ from mesotron.answers.facts import Judge
 from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
 from mesotron.config import RewardCheckConfig, RewardConfig
-from mesotron.rewards.call import MissingColumn, Reward, make_reward
+from mesotron.rewards.call import Reward, make_reward
+from mesotron.rewards.cheats import HOSTILE, Cheat, cheats, spellings
+from mesotron.rewards.own import MissingColumn, Scores
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.tasks.gym import OutOfTime, cpu_limit, regrade
 from mesotron.tasks.load import load_task
-from mesotron.tasks.problem import Problem, digest, own_row
+from mesotron.tasks.problem import Problem, digest, own_row, ranked
 
-EARNS = 0.3  # a cheat earns if it gets more than this share of gold's reward
-FORMAT_EARNS = 0.5  # the same for wrong answers in the format, which may pay a little
 GOLD_FAILS = 0.05  # largest share of golds that may earn less than half of the reward
 SLOW = 0.25  # seconds per completion
-NOISE = "I cannot solve this. "
+EQUAL = 1e-9  # a smaller spread inside a group is none
+MORE = 0.1  # by which a wrong answer has to earn more than "shuffled gold" to be named again
 GROUP = 8  # completions per prompt in the estimate of silent groups
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One kind of completion for every problem."""
-
-    name: str
-    write: Callable[[Problem, Problem], str]  # of a problem and one with another gold
-    limit: float = EARNS
-    truncated: bool = False
-    about: str = ""
-
-
-def _spellings(gold: str) -> tuple[str, ...]:
-    boxed = FORMATS["boxed"].render(gold)
-    return (
-        boxed,
-        f"The answer is {boxed}.",
-        f"<think>\nLet me see.\n</think>\n{boxed}",
-        f"<think>\nLet me see.\n</think>\n<answer>{gold}</answer>",
-        f"<reasoning>\nLet me see.\n</reasoning>\n<answer>\n{gold}\n</answer>\n",
-        FORMATS["answer"].render(gold),
-        FORMATS["hashes"].render(gold),
-        f"The answer is {gold}.",
-        gold,
-    )
-
-
-def cheats(spelling: int) -> tuple[Probe, ...]:
-    """Cheats in the spelling of the gold that the reward pays best."""
-
-    def write(gold: str) -> str:
-        return _spellings(gold)[spelling]
-
-    def first_half(problem: Problem, _: Problem) -> str:
-        text = write(problem.gold or "")
-        return text[: len(text) // 2]
-
-    def spam(problem: Problem, other: Problem) -> str:
-        golds = [other.gold or "", *map(str, range(20)), problem.gold or "", other.gold or ""]
-        return "\n".join(write(gold) for gold in golds)
-
-    return (
-        Probe("empty", lambda p, o: "", about="an empty answer earns"),
-        Probe("copied prompt", lambda p, o: p.question, about="copying the prompt earns"),
-        Probe(
-            "format only",
-            lambda p, o: write(""),
-            FORMAT_EARNS,
-            about="the format without an answer earns",
-        ),
-        Probe(
-            "shuffled gold",
-            lambda p, o: write(o.gold or ""),
-            FORMAT_EARNS,
-            about="wrong answers in the format earn: the format is worth more than correctness",
-        ),
-        Probe("truncated", first_half, truncated=True, about="an answer that was cut off earns"),
-        Probe(
-            "number at the end",
-            lambda p, o: f"{NOISE}It is on page {p.gold}",
-            about="the last number of any text earns",
-        ),
-        Probe("answer list", spam, about="a list of many answers earns"),
-        Probe(
-            "list in one answer",
-            lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
-            about="a list of many answers earns",
-        ),
-        Probe("very long", lambda p, o: NOISE * 400, about="length earns"),
-        Probe(
-            "long and wrong",
-            lambda p, o: NOISE * 400 + write(o.gold or ""),
-            FORMAT_EARNS,
-            about="length earns",
-        ),
-    )
-
-
-# Text that a policy writes sooner or later: it must neither raise nor take long.
-HOSTILE = {
-    "Unicode": "𝟏𝟐 ½ ² ٧٢ 北京 🙂\u200d🙂 \u202eabc\u202c é \x00 \ufffd",
-    "spaces": " " * 4000 + "x",
-    "letters": "a" * 4000 + "!",
-    "digits": "1" * 4000 + "x",
-    "numbers": "1,1 " * 1000 + "x",
-    "brackets": "(" * 1500 + "{" * 1500,
-    "boxes": r"\boxed{" * 500,
-    "tags": "<think>\n" * 500 + "<answer>" * 500,
-    "lines": "a\n" * 2000,
-}
+MAX_WORDS = 20_000  # of a text that are given to the reward as tokens
 
 
 @dataclass
-class Outcome:
-    spelling: str = ""
+class CheckResult:
+    spelling: int = 0  # the number of the spelling that the reward pays best
     gold: float | None = None  # mean reward of the gold answers
     gold_failures: list[str] = field(default_factory=list)  # problems whose gold earns too little
     earned: dict[str, tuple[float, float]] = field(default_factory=dict)  # cheat: mean and share
@@ -136,7 +45,7 @@ class Outcome:
 
 
 @dataclass
-class Caller:
+class TimedReward:
     """Calls the reward within its limits and keeps count of the time."""
 
     reward: Reward
@@ -146,33 +55,30 @@ class Caller:
 
     def __call__(
         self, texts: Sequence[str], problems: Sequence[Problem], truncated: bool = False
-    ) -> list[float | None]:
+    ) -> Scores:
         """ValueError if the reward raises, OutOfTime if it takes too long."""
-        rows = [own_row(problem) for problem in problems]
-        ids = [[digest(word) % 50_000 for word in text.split()[:20_000]] for text in texts]
         golds = [problem.gold for problem in problems]
         cut = [truncated] * len(texts)
-        judge = self.reward.judge
-        columns = [problem.columns for problem in problems]
 
         # Ours, with limits of its own.
+        judge = self.reward.judge
+        columns = [problem.columns for problem in problems]
         facts = regrade(judge.judge(texts, golds, cut), texts, columns, judge.format)
-        began = time.perf_counter()
 
+        rows = [own_row(problem) for problem in problems]
+        ids = [word_ids(text) for text in texts]
+        began = time.perf_counter()
         with cpu_limit(self.limit * max(4, len(texts))):
-            scores = self.reward(
-                texts,
-                ids,
-                golds,
-                cut,
-                rows,
-                facts,
-            )
+            scores = self.reward(texts, ids, golds, cut, rows, facts)
 
         self.seconds += time.perf_counter() - began
         self.calls += len(texts)
-
         return scores
+
+
+def word_ids(text: str) -> list[int]:
+    """Words as tokens, without a tokenizer."""
+    return [digest(word) % 50_000 for word in text.split()[:MAX_WORDS]]
 
 
 def check(
@@ -181,203 +87,247 @@ def check(
     *,
     limit: float = 2.0,
     samples: Sequence[Sequence[str]] = (),
-) -> Outcome:
+) -> CheckResult:
     """Call the reward on gold answers, cheats, hostile text and a model's samples."""
-    outcome = Outcome()
-    call = Caller(reward, limit)
+    result = CheckResult()
+    call = TimedReward(reward, limit)
 
-    found = outcome.findings
     try:
-        _check_gold(outcome, call, problems)
-        _check_cheats(outcome, call, problems)
+        check_gold(result, call, problems)
+        check_cheats(result, call, problems)
     except MissingColumn:  # a mistake in the call, not in the reward
         raise
     except (ValueError, OutOfTime) as error:
-        found.append(_failure(error, "an ordinary answer", limit))
+        result.findings.append(describe_failure(error, "an ordinary answer", limit))
     else:
-        failures: dict[type, str] = {}  # of each kind one
-        for name, text in HOSTILE.items():
-            try:
-                call([text], problems[:1])
-            except (ValueError, OutOfTime) as error:
-                kind = type(error.__cause__ or error)
-                failures.setdefault(kind, _failure(error, f"the text of {name}", limit))
+        result.findings += check_hostile(call, problems[:1])
 
-        found += failures.values()
-
-    outcome.seconds = call.seconds / max(1, call.calls)
-    if outcome.seconds > SLOW and not any("CPU" in one for one in found):
-        found.append(f"one completion takes {outcome.seconds:.2g} s")
+    result.seconds = call.seconds / max(1, call.calls)
+    is_known = any("CPU" in finding for finding in result.findings)
+    if result.seconds > SLOW and not is_known:
+        result.findings.append(f"one completion takes {result.seconds:.2g} s")
 
     if samples:
-        groups = [call(texts, [p] * len(texts)) for p, texts in zip(problems, samples)]
-        scored = [[score for score in group if score is not None] for group in groups]
-        spreads = [statistics.pstdev(group) if group else 0.0 for group in scored]
-        outcome.spread = statistics.fmean(spreads)
-        outcome.silent = sum(spread < 1e-9 for spread in spreads) / len(spreads)
+        check_samples(result, call, problems, samples)
 
-    outcome.findings = list(dict.fromkeys(found))
-    return outcome
+    result.findings = list(dict.fromkeys(result.findings))
+    return result
 
 
-def _failure(error: BaseException, what: str, limit: float) -> str:
+def check_gold(result: CheckResult, call: TimedReward, problems: Sequence[Problem]) -> None:
+    """Find the spelling that the reward pays best, and the golds that earn too little in any."""
+    with_gold = [problem for problem in problems if problem.gold]
+    if not with_gold:
+        return
+
+    spelled = zip(*(spellings(problem.gold or "") for problem in with_gold), strict=True)
+    by_spelling = [call(list(texts), with_gold) for texts in spelled]
+    empty = call([""] * len(with_gold), with_gold)
+
+    means = [mean_of(scores) for scores in by_spelling]
+    result.gold = max(means)
+    result.spelling = means.index(result.gold)
+    lowest = min(known_scores(empty, *by_spelling), default=0.0)
+    half = lowest + (result.gold - lowest) / 2
+
+    for k, problem in enumerate(with_gold):
+        scores = known_scores([scores[k] for scores in by_spelling])
+        earns_little = bool(scores) and max(scores) < half and result.gold > lowest
+        if not scores or earns_little:
+            result.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
+
+    share = len(result.gold_failures) / len(with_gold)
+    if share > GOLD_FAILS:
+        first = result.gold_failures[0]
+        result.findings.append(f"the gold answer earns nothing in {share:.0%} of rows: {first}")
+
+
+def check_cheats(result: CheckResult, call: TimedReward, problems: Sequence[Problem]) -> None:
+    """What each cheat earns, and those that earn too much."""
+    has_gold = result.gold is not None
+    tried = [cheat for cheat in cheats(result.spelling) if has_gold or not cheat.needs_gold]
+    other_problems = with_other_gold(problems)
+
+    means: dict[str, float] = {}
+    values = {round(result.gold, 9)} if result.gold is not None else set()
+    for cheat in tried:
+        texts = [cheat.write(problem, o) for problem, o in zip(problems, other_problems)]
+        scores = call(texts, problems, cheat.truncated)
+        means[cheat.name] = mean_of(scores)
+        values.update(round(score, 9) for score in known_scores(scores))
+
+    result.values = len(values)
+    if result.values < 2:
+        result.findings.append("it is constant: every answer gets the same")
+        return
+
+    worst = min(means.values())
+    full = max(means.values()) if result.gold is None else result.gold
+    for cheat in tried:
+        mean = means[cheat.name]
+        share = (mean - worst) / (full - worst) if full > worst else 1.0
+        result.earned[cheat.name] = (mean, share)
+
+    if has_gold:
+        result.findings += describe_cheats(tried, result.earned)
+    elif means["very long"] > max(means["empty"], means["copied prompt"]):
+        result.findings.append("length earns (very long beats the other texts)")
+
+
+def describe_cheats(tried: Sequence[Cheat], earned: dict[str, tuple[float, float]]) -> list[str]:
+    """A sentence for each cheat that earns too much."""
+    _, share_of_wrong = earned["shuffled gold"]
+    findings = []
+    for cheat in tried:
+        _, share = earned[cheat.name]
+        # What every wrong answer in the format gets is said once.
+        limit = max(cheat.limit, share_of_wrong + MORE) if cheat.is_wrong else cheat.limit
+        if share > limit:
+            findings.append(f"{cheat.about} ({cheat.name}: {share:.0%} of what gold gets)")
+
+    return findings
+
+
+def with_other_gold(problems: Sequence[Problem]) -> list[Problem]:
+    """For each problem the next one with another gold; made up if all are alike."""
+    found = []
+    for k, problem in enumerate(problems):
+        ring = (*problems[k + 1 :], *problems[:k])
+        made_up = replace(problem, gold=f"{problem.gold}1")
+        found.append(next((other for other in ring if other.gold != problem.gold), made_up))
+
+    return found
+
+
+def check_hostile(call: TimedReward, problems: Sequence[Problem]) -> list[str]:
+    """The first failure of each kind on hostile text."""
+    failures: dict[type, str] = {}
+    for name, text in HOSTILE.items():
+        try:
+            call([text], problems)
+        except (ValueError, OutOfTime) as error:
+            kind = type(error.__cause__ or error)
+            if kind not in failures:
+                failures[kind] = describe_failure(error, f"the text of {name}", call.limit)
+
+    return list(failures.values())
+
+
+def check_samples(
+    result: CheckResult,
+    call: TimedReward,
+    problems: Sequence[Problem],
+    samples: Sequence[Sequence[str]],
+) -> None:
+    """The spread of the reward inside groups of a model's samples."""
+    spreads = []
+    for problem, texts in zip(problems, samples):
+        scores = known_scores(call(texts, [problem] * len(texts)))
+        spreads.append(statistics.pstdev(scores) if scores else 0.0)
+
+    num_silent = sum(spread < EQUAL for spread in spreads)
+    result.spread = statistics.fmean(spreads)
+    result.silent = num_silent / len(spreads)
+
+
+def describe_failure(error: BaseException, what: str, limit: float) -> str:
     if isinstance(error, OutOfTime):
         return f"it takes more than {limit:g} s of CPU time on {what}"
     return f"it fails on {what}: {error}"
 
 
-def _mean(scores: Sequence[float | None]) -> float:
-    known = [score for score in scores if score is not None]
+def known_scores(*columns: Sequence[float | None]) -> list[float]:
+    return [score for column in columns for score in column if score is not None]
+
+
+def mean_of(scores: Sequence[float | None]) -> float:
+    known = known_scores(scores)
     return statistics.fmean(known) if known else 0.0
-
-
-def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> None:
-    with_gold = [problem for problem in problems if problem.gold]
-    if not with_gold:
-        return
-
-    spelled = zip(*(_spellings(problem.gold or "") for problem in with_gold), strict=True)
-    columns = [call(list(texts), with_gold) for texts in spelled]
-    best = max(range(len(columns)), key=lambda k: _mean(columns[k]))
-    outcome.spelling = str(best)
-    outcome.gold = _mean(columns[best])
-    empty = call([""] * len(with_gold), with_gold)
-    lowest = min((s for column in (*columns, empty) for s in column if s is not None), default=0.0)
-
-    half = lowest + (outcome.gold - lowest) / 2
-    for k, problem in enumerate(with_gold):
-        scores = [score for column in columns if (score := column[k]) is not None]
-        if not scores or (max(scores) < half and outcome.gold > lowest):
-            outcome.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
-
-    share = len(outcome.gold_failures) / len(with_gold)
-    if share > GOLD_FAILS:
-        first = outcome.gold_failures[0]
-        outcome.findings.append(f"the gold answer earns nothing in {share:.0%} of rows: {first}")
-
-
-def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> None:
-    others = []  # for each problem one with another gold; made up if all are alike
-    for k, problem in enumerate(problems):
-        ring = (*problems[k + 1 :], *problems[:k])
-        other = next((o for o in ring if o.gold != problem.gold), None)
-        others.append(other or replace(problem, gold=f"{problem.gold}1"))
-
-    probes = cheats(int(outcome.spelling or 0))
-    if outcome.gold is None:  # without gold only cheats that need none
-        probes = tuple(p for p in probes if p.name in ("empty", "copied prompt", "very long"))
-
-    means: dict[str, float] = {}
-    values: set[float] = set() if outcome.gold is None else {round(outcome.gold, 9)}
-    for probe in probes:
-        texts = [probe.write(p, o) for p, o in zip(problems, others)]
-        scores = call(texts, problems, probe.truncated)
-        means[probe.name] = _mean(scores)
-        values |= {round(score, 9) for score in scores if score is not None}
-
-    outcome.values = len(values)
-    if outcome.values < 2:
-        outcome.findings.append("it is constant: every answer gets the same")
-        return
-
-    worst = min(means.values())
-    full = outcome.gold if outcome.gold is not None else max(means.values())
-    for probe in probes:
-        share = (means[probe.name] - worst) / (full - worst) if full > worst else 1.0
-        outcome.earned[probe.name] = means[probe.name], share
-
-        # What every wrong answer in the format gets is found once.
-        known = outcome.earned.get("shuffled gold", (0.0, 0.0))[1] + 0.1
-        is_known = probe.name in ("answer list", "list in one answer", "long and wrong")
-        if outcome.gold is not None and share > (max(probe.limit, known * is_known)):
-            found = f"{probe.about} ({probe.name}: {share:.0%} of what gold gets)"
-            outcome.findings.append(found)
-
-    if outcome.gold is None and means["very long"] > max(means["empty"], means["copied prompt"]):
-        outcome.findings.append("length earns (very long beats the other texts)")
 
 
 def run(config: RewardCheckConfig) -> int:
     """`mesotron reward check`: 0 for a sound reward, 1 if a cheat earns or the reward fails."""
     task = load_task(config.task)
-    ranked = sorted(task.train, key=lambda problem: digest(problem.question, config.seed))
-    problems = ranked[: config.rows]
-
+    problems = ranked(task.train, config.seed)[: config.rows]
     settings = RewardConfig(parts=config.rewards, weights=config.weights)
+
     with Verifier() as verifier:
-        judge = Judge(FORMATS[config.task.format], verifier)
+        judge = Judge(FORMATS[config.task.answer_format], verifier)
         reward = make_reward(settings, judge, config.max_tokens)
-        samples = _sample(config, problems, task.examples) if config.samples else ()
-        outcome = check(reward, problems, limit=config.limit, samples=samples)
+        samples = sample(config, problems, task.examples) if config.samples else ()
+        result = check(reward, problems, limit=config.limit, samples=samples)
 
-    show(outcome, " + ".join(config.rewards), len(problems))
-    return 1 if outcome.findings else 0
+    show(result, " + ".join(config.rewards), len(problems))
+    return 1 if result.findings else 0
 
 
-def _sample(
+def sample(
     config: RewardCheckConfig, problems: Sequence[Problem], examples: Sequence[Problem]
 ) -> list[list[str]]:
+    """A group of completions by the model for each problem."""
     from mesotron.config import ModelConfig
     from mesotron.models.load import load_model
     from mesotron.sampling.decode import generate
     from mesotron.tasks.prompts import render_prompts
 
     model, tokenizer = load_model(ModelConfig(name=config.model))
+    size = config.samples
     prompts = render_prompts(problems, config.task, tokenizer, examples)
-    repeated = [prompt for prompt in prompts for _ in range(config.samples)]
-    how: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": 1.0}
-
-    texts = [
-        one.text
-        for one in generate(
-            model,
-            tokenizer,
-            repeated,
-            seed=config.seed,
-            **how,
-        )
-    ]
-
-    n = config.samples
-    return [texts[k : k + n] for k in range(0, len(texts), n)]
-
-
-def show(outcome: Outcome, name: str, rows: int) -> None:
-    console = SafeConsole()
-    table = Table(box=None, pad_edge=False)
-    for column in ("answer", "mean reward", "of gold's"):
-        table.add_column(column, justify="left" if column == "answer" else "right")
-
-    if outcome.gold is not None:
-        table.add_row("gold", f"{outcome.gold:.3f}", "100%")
-
-    for cheat, (mean, share) in outcome.earned.items():
-        table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
-
-    lines = []
-    if table.rows:  # else it failed at once
-        console.print(table)
-        failed = len(outcome.gold_failures)
-        lines.append(
-            f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
-        )
-
-    if table.rows and outcome.silent is not None:
-        lines.append(
-            f"the model's groups: spread {outcome.spread:.3f}, silent {outcome.silent:.0%} (all "
-            "rewards equal, nothing is learned from them)"
-        )
-    elif table.rows:
-        chances = ", ".join(f"{p**GROUP + (1 - p) ** GROUP:.0%}" for p in (0.05, 0.2, 0.5))
-        lines.append(
-            f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
-            f"{chances} (--samples measures it)"
-        )
-
-    lines += [f"problem: {found}" for found in outcome.findings]
-    lines.append(
-        "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"
+    completions = generate(
+        model,
+        tokenizer,
+        [prompt for prompt in prompts for _ in range(size)],
+        max_tokens=config.max_tokens,
+        temperature=1.0,
+        seed=config.seed,
     )
 
-    for line in lines:
-        print_line(console, line)
+    texts = [completion.text for completion in completions]
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+def show(result: CheckResult, name: str, rows: int) -> None:
+    console = SafeConsole()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("answer", justify="left")
+    table.add_column("mean reward", justify="right")
+    table.add_column("of gold's", justify="right")
+
+    if result.gold is not None:
+        table.add_row("gold", f"{result.gold:.3f}", "100%")
+
+    for cheat, (mean, share) in result.earned.items():
+        table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
+
+    if table.rows:  # else it failed at once
+        console.print(table)
+        failed = len(result.gold_failures)
+        milliseconds = result.seconds * 1e3
+        print_line(
+            console,
+            f"{name} on {rows} rows: gold fails in {failed}, {milliseconds:.2g} ms a call",
+        )
+        print_line(console, describe_groups(result))
+
+    for finding in result.findings:
+        print_line(console, f"problem: {finding}")
+
+    is_sound = not result.findings
+    verdict = "sound: no cheat earns" if is_sound else "not sound: fix it before training"
+    print_line(console, verdict)
+
+
+def describe_groups(result: CheckResult) -> str:
+    """How many groups give no signal: measured on samples, else expected."""
+    if result.silent is not None:
+        return (
+            f"the model's groups: spread {result.spread:.3f}, silent {result.silent:.0%} (all "
+            "rewards equal, nothing is learned from them)"
+        )
+
+    chances = [p**GROUP + (1 - p) ** GROUP for p in (0.05, 0.2, 0.5)]
+    shown = ", ".join(f"{chance:.0%}" for chance in chances)
+    return (
+        f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: {shown} "
+        "(--samples measures it)"
+    )

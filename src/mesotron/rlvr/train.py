@@ -19,7 +19,13 @@ from mesotron.config import (
 )
 from mesotron.models.library import set_library_variables
 from mesotron.models.names import check_cached, check_name
-from mesotron.rewards.call import PARTS, check_reward, needs_gold, reads_answers, try_reward
+from mesotron.rewards.call import (
+    check_reward,
+    needs_gold,
+    own_parts,
+    reads_answers,
+    try_reward,
+)
 from mesotron.rlvr.objectives import check_enough, trl_arguments
 from mesotron.rlvr.plan.estimate import GIB, QUANTIZED_BYTES, find_shape
 from mesotron.rlvr.trl_options import trl_options
@@ -29,9 +35,10 @@ from mesotron.runs.extras import require
 from mesotron.runs.folder import run_name
 from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
-from mesotron.tasks.load import GENERATORS, check_task, load_task
+from mesotron.tasks.load import check_task, load_task
 from mesotron.tasks.own import read_own
 from mesotron.tasks.problem import Task, assemble
+from mesotron.tasks.registry import find_source
 from mesotron.watch.budget import open_budget
 
 log = logging.getLogger("mesotron")
@@ -89,6 +96,7 @@ def new_run(config: Limited) -> Plan[Limited]:
 
 def resolve_own(config: Training) -> Training:
     """Fill in what depends on several settings of a run on own data."""
+    config = replace(config, task=replace(config.task, format=config.task.answer_format))
     if not reads_answers(config) and config.task.system is None:
         # A format is requested for answers that are checked; own rewards get the prompts as is.
         config = replace(config, task=replace(config.task, system=""))
@@ -158,8 +166,8 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
 
-    has_own = any(name not in PARTS for name in config.reward.parts)
-    if task is None and has_own and config.task.name in GENERATORS and not config.task.data:
+    is_generated = not config.task.data and not find_source(config.task).reads_path
+    if task is None and is_generated and own_parts(config.reward):
         task = load_task(replace(config.task, num_train=1, num_eval=1))
 
     if task is not None:

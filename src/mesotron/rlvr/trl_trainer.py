@@ -62,7 +62,7 @@ from mesotron.rlvr.optimizer import (
 from mesotron.rlvr.passes.packing import keep_groups, quick_padding
 from mesotron.rlvr.passes.recording import SharedPromptPass
 from mesotron.sampling.graphs import GraphSampler, Sampling
-from mesotron.tasks.rows import Batch, Curriculum, Rows
+from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
 # Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
 MAX_CACHED_PROMPTS = 16_384
@@ -169,7 +169,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.reward_weights[1:] = 0  # an environment's own reward too
 
         if isinstance(self.train_dataset, Rows):
-            self.data_collator = Batch
+            self.data_collator = RowBatch
 
         micro_batches = (args.steps_per_generation or 1) * args.num_iterations  # TRL fills it in
         updates = -(-micro_batches // args.gradient_accumulation_steps)

@@ -105,7 +105,7 @@ def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
         return []
 
     task = replace(eval_defaults(config.model).task, few_shot=0)
-    return build_prompt(Problem("", None, ""), task, FORMATS[task.format])[:-1]
+    return build_prompt(Problem("", None, ""), task, FORMATS[task.answer_format])[:-1]
 
 
 def say(chats: Sequence[Chat], prompt: str, console: SafeConsole) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger("mesotron")
 class Problem:
     question: str
     gold: str | None  # the correct answer; None if there is none, for majority-vote pseudo-labels
-    id: str  # task, split and number
+    id: str = ""  # task, split and number
     level: int | None = None
     solution: str | None = None
     """Worked steps without the formatted answer; empty if the answer needs no steps, None if there
@@ -47,7 +47,13 @@ def own_row(problem: Problem) -> dict[str, Any]:
 
 def digest(text: str, seed: int | str = 0) -> int:
     """A hash in [0, 2^64) of text and seed, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{text}".encode()).digest()[:8], "big")
+    hashed = hashlib.sha256(f"{seed}:{text}".encode()).digest()
+    return int.from_bytes(hashed[:8], "big")
+
+
+def ranked(problems: Sequence[Problem], seed: int) -> list[Problem]:
+    """Problems by the hash of their question, an order that no other row changes."""
+    return sorted(problems, key=lambda problem: digest(problem.question, seed))
 
 
 def hold_out(
@@ -55,35 +61,29 @@ def hold_out(
 ) -> tuple[list[Problem], list[Problem]]:
     """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
     rows moves few others, and equal questions are never on both sides."""
-    held_out = sorted(problems, key=lambda one: digest(one.question, seed))[:num_eval]
-    return _without(problems, held_out), held_out
+    held_out = ranked(problems, seed)[:num_eval]
+    return without(problems, held_out), held_out
 
 
-def _without(problems: Sequence[Problem], others: Sequence[Problem]) -> list[Problem]:
-    questions = {problem.question for problem in others}
+def without(problems: Sequence[Problem], removed: Sequence[Problem]) -> list[Problem]:
+    """Problems whose question is not among the removed ones."""
+    questions = {problem.question for problem in removed}
     return [problem for problem in problems if problem.question not in questions]
 
 
 def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig) -> Task:
     """Take the few-shot examples from the training problems and cut both lists to size."""
-    train = _without(train, held_out)
-    held_out = list(held_out)
-    solved = [problem for problem in train if problem.solution is not None and problem.gold]
-    examples = sorted(solved, key=lambda p: digest(p.question, config.seed))[: config.few_shot]
+    train = without(train, held_out)
+    examples = choose_examples(train, config)
+    train = without(train, examples)
 
-    if len(examples) < config.few_shot:
-        raise ValueError(
-            f"few_shot={config.few_shot} needs as many solved training problems, but "
-            f"{config.title} has {len(solved)}: lower --task.few-shot"
-        )
-
-    train = _without(train, examples)
-    if len(train) < (config.num_train or 0):
+    num_train = config.num_train
+    if num_train is not None and len(train) < num_train:
         message = "--task.num-train %d: %s has only %d"
-        log.warning(message, config.num_train, config.title, len(train))
+        log.warning(message, num_train, config.title, len(train))
 
-    train = _cut(train, config.num_train, config.seed)
-    held_out = _cut(held_out, config.num_eval, config.seed)
+    train = cut(train, num_train, config.seed)
+    held_out = cut(held_out, config.num_eval, config.seed)
     if not train or (not held_out and config.num_eval):
         purpose = "evaluate" if train else "train"
         raise ValueError(
@@ -91,11 +91,30 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
             "different rows, or check --task.path, --task.levels and --task.num-eval"
         )
 
-    return Task(train, held_out, FORMATS[config.format], tuple(examples))
+    return Task(
+        train=train,
+        eval=held_out,
+        format=FORMATS[config.answer_format],
+        examples=tuple(examples),
+    )
 
 
-def _cut(problems: list[Problem], count: int | None, seed: int) -> list[Problem]:
+def choose_examples(problems: Sequence[Problem], config: TaskConfig) -> list[Problem]:
+    solved = [problem for problem in problems if problem.solution is not None and problem.gold]
+    if len(solved) < config.few_shot:
+        raise ValueError(
+            f"few_shot={config.few_shot} needs as many solved training problems, but "
+            f"{config.title} has {len(solved)}: lower --task.few-shot"
+        )
+
+    return ranked(solved, config.seed)[: config.few_shot]
+
+
+def cut(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:
+    """The `count` problems of the lowest hashes (None: all), in the order that they have."""
     if count is None or count >= len(problems):
-        return problems
-    ranks = sorted(range(len(problems)), key=lambda i: digest(problems[i].question, seed))
-    return [problems[i] for i in sorted(ranks[:count])]
+        return list(problems)
+
+    hashes = [digest(problem.question, seed) for problem in problems]
+    lowest = sorted(range(len(problems)), key=hashes.__getitem__)[:count]
+    return [problems[i] for i in sorted(lowest)]

@@ -2,9 +2,10 @@
 
 import csv
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from mesotron.config.base import suggest
 from mesotron.runs.extras import require
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-_EVAL_NAMES = ("test", "eval", "validation")
+OTHER_SUFFIXES = (".txt", ".tsv", ".gz", ".zip", ".xlsx")  # of files that cannot be read
+SAVED_DATASET = ("dataset_dict.json", "dataset_info.json")  # by the `datasets` library
+EVAL_NAMES = ("test", "eval", "validation")
+DEFAULT_SUBSETS = {"openai/gsm8k": "main"}  # of hub datasets that need a subset
 MAX_TEXT = 100_000  # characters of one question or answer
 
 
@@ -32,20 +36,31 @@ class Row:
             raise ValueError(f"{self.place}: no column {column!r}, only {known}: add it")
 
         value = self.values[column]
-        empty = value is None or value != value or not str(value).strip()  # None, NaN, ""
-        if empty or isinstance(value, bool) or not isinstance(value, str | int | float):
-            kind = f"of type {type(value).__name__}, not text or a number"
-            kind = "empty: fill it in or drop the row" if empty else kind
-            raise ValueError(f"{self.place}: column {column!r} is {kind}")
+        where = f"{self.place}: column {column!r}"
+        if _is_empty(value):
+            raise ValueError(f"{where} is empty: fill it in or drop the row")
+
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"{where} is of type {type(value).__name__}, not text or a number")
 
         text = str(value).strip()
         if len(text) > MAX_TEXT:
-            raise ValueError(f"{self.place}: column {column!r} has over {MAX_TEXT:,} characters")
+            raise ValueError(f"{where} has over {MAX_TEXT:,} characters")
 
         return text
 
 
-def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[Row] | None]:
+Splits = tuple[list[Row], list[Row] | None]  # to train on; a test split, if there is one
+
+
+def _is_empty(value: Any) -> bool:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+
+    return not str(value).strip()
+
+
+def read_splits(path: str, subset: str | None = None) -> Splits:
     local = Path(path).expanduser()
     if local.is_dir():
         return _read_folder(local)
@@ -53,7 +68,7 @@ def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[R
         return list(read_rows(local)), None
 
     check_path(path)
-    return _read_hub(path, subset)
+    return _read_hub(path, subset or DEFAULT_SUBSETS.get(path))
 
 
 def check_path(path: str) -> None:
@@ -62,46 +77,59 @@ def check_path(path: str) -> None:
     if local.is_dir() or local.is_file():
         return
 
-    known = (*SUFFIXES, ".txt", ".tsv", ".gz", ".zip", ".xlsx")
-    if local.suffix in known or path.startswith((".", "/", "~")) or local.exists():
-        beside = [one.name for one in local.parent.glob("*")] if local.parent.is_dir() else []
-        raise ValueError(f"there is no file or folder {path}{suggest(local.name, beside)}")
+    is_local = path.startswith((".", "/", "~")) or local.exists()
+    if is_local or local.suffix in (*SUFFIXES, *OTHER_SUFFIXES):
+        neighbors = []
+        if local.parent.is_dir():
+            neighbors = [file.name for file in local.parent.glob("*")]
+
+        raise ValueError(f"there is no file or folder {path}{suggest(local.name, neighbors)}")
 
     if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?|[\w-]+", path):
         raise ValueError(f"{path!r} is neither a file or folder here nor a name on the hub")
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    readers = dict(zip(SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet)))
-    if path.suffix not in readers:
-        raise ValueError(f"{path} must be one of {', '.join(SUFFIXES)}")
-    return readers[path.suffix](path)
+    match path.suffix:
+        case ".jsonl":
+            return _read_jsonl(path)
+        case ".json":
+            return _read_json(path)
+        case ".csv":
+            return _read_csv(path)
+        case ".parquet":
+            return _read_parquet(path)
+
+    raise ValueError(f"{path} must be one of {', '.join(SUFFIXES)}")
 
 
-def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
-    if any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+def _read_folder(folder: Path) -> Splits:
+    if any((folder / name).is_file() for name in SAVED_DATASET):
         from datasets import load_from_disk
 
         return _choose_splits(load_from_disk(str(folder)), str(folder))
 
-    files = [path for path in (*folder.iterdir(), *folder.glob("data/*")) if path.is_file()]
-    files = sorted(path for path in files if path.suffix in SUFFIXES)
+    inside = [*folder.iterdir(), *folder.glob("data/*")]
+    files = sorted(path for path in inside if path.suffix in SUFFIXES and path.is_file())
+    train = _read_split(files, ["train"])
+    if train is not None:
+        return train, _read_split(files, EVAL_NAMES)
 
-    def read(*names: str) -> list[Row] | None:
-        for name in names:  # train.jsonl, or the hub's train-00000-of-00002.parquet
-            parts = [path for path in files if re.fullmatch(rf"{name}(-\d+-of-\d+)?", path.stem)]
-            if parts:
-                return [row for path in parts for row in read_rows(path)]
+    if len(files) == 1:
+        return list(read_rows(files[0])), None
 
-        return None
+    raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
 
-    train = read("train")
-    if train is None:
-        if len(files) == 1:
-            return list(read_rows(files[0])), None
-        raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
 
-    return train, read(*_EVAL_NAMES)
+def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[Row] | None:
+    """The rows of the first split that has files; None if none has."""
+    for name in names:
+        pattern = rf"{name}(-\d+-of-\d+)?"  # train.jsonl, the hub's train-00000-of-00002.parquet
+        parts = [file for file in files if re.fullmatch(pattern, file.stem)]
+        if parts:
+            return [row for part in parts for row in read_rows(part)]
+
+    return None
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -124,9 +152,10 @@ def _read_json(path: Path) -> Iterator[Row]:
 def _parse_json(text: bytes, place: str) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also invalid UTF-8 and huge integers
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{place}: not JSON ({reason})") from error
+    except RecursionError as error:
+        raise ValueError(f"{place}: not JSON (nested too deeply)") from error
+    except ValueError as error:  # also invalid UTF-8 and huge integers
+        raise ValueError(f"{place}: not JSON ({error})") from error
 
 
 def _make_row(place: str, row: Any) -> Row:
@@ -137,8 +166,9 @@ def _make_row(place: str, row: Any) -> Row:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
-        delimiter = max(",;\t", key=file.readline(1 << 16).decode(errors="replace").count)
+        header = file.readline(1 << 16).decode(errors="replace")
 
+    delimiter = max(",;\t", key=header.count)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True, delimiter=delimiter)
         try:
@@ -166,7 +196,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         yield Row(f"{path}: row {number}", row)
 
 
-def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | None]:
+def _read_hub(name: str, subset: str | None) -> Splits:
     import datasets
 
     try:
@@ -184,15 +214,17 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
     return _choose_splits(splits, name)
 
 
-def _choose_splits(data: Any, name: str) -> tuple[list[Row], list[Row] | None]:
-    splits = data if isinstance(data, dict) else {"train": data}
-    found = {
-        str(part): [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, 1)]
-        for part, rows in splits.items()
-    }
+def _choose_splits(data: Any, name: str) -> Splits:
+    """The splits to train and to evaluate on, of one dataset or several by name."""
+    tables: Mapping[str, Any] = data if isinstance(data, dict) else {"train": data}
+    splits: dict[str, list[Row]] = {}
+    for part, table in tables.items():
+        places = (f"{name} {part}: row {number}" for number in range(1, len(table) + 1))
+        splits[str(part)] = [Row(place, dict(row)) for place, row in zip(places, table)]
 
-    if "train" not in found:
+    if "train" not in splits:
         # MATH-500, for instance, has only a test split: divide it like a single file.
-        return next(iter(found.values())), None
+        return next(iter(splits.values())), None
 
-    return found["train"], next((found[part] for part in _EVAL_NAMES if part in found), None)
+    test = next((splits[name] for name in EVAL_NAMES if name in splits), None)
+    return splits["train"], test

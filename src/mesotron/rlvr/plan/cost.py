@@ -35,9 +35,9 @@ from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.files import read_json, read_rows
 from mesotron.runs.process import num_processes
-from mesotron.tasks import gym
-from mesotron.tasks.load import GENERATED, load_task
+from mesotron.tasks.load import load_task
 from mesotron.tasks.prompts import SYSTEM
+from mesotron.tasks.registry import find_source
 from mesotron.watch.budget import Limits, limits_of
 
 CALIBRATION_STEPS = 3
@@ -130,9 +130,10 @@ def find_problems(task: TaskConfig) -> Problems:
         parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
         return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
 
-    if task.is_gym or task.name == "arith":
-        made, question = (gym.GENERATED, QUESTION_TOKENS) if task.is_gym else (GENERATED, 40)
-        return Problems(made if task.num_train is None else task.num_train, question)
+    source = find_source(task)
+    if source.num_train is not None:
+        number = source.num_train if task.num_train is None else task.num_train
+        return Problems(number, source.question_tokens or QUESTION_TOKENS)
 
     hub = task.path or task.name
     if hub not in DATASETS if task.path is None else Path(task.path).expanduser().exists():
@@ -192,7 +193,10 @@ class Estimator:
 def lengths_of(config: TrainConfig, question: float, completion: float | None = None) -> Lengths:
     task = config.task
     most = config.rollout.max_tokens
-    system = f"{SYSTEM} {FORMATS[task.format].instruction}" if task.system is None else task.system
+    system = task.system
+    if system is None:
+        system = f"{SYSTEM} {FORMATS[task.answer_format].instruction}"
+
     prompt = CHAT_TOKENS + len(system) / CHARACTERS_PER_TOKEN + question
     prompt += task.few_shot * (question + min(100, most))  # a solution within the limit
     completion = min(completion or most / 2, most)

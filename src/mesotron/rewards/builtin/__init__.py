@@ -1,0 +1,1 @@
+"""One file for each built-in reward; its name is the reward's."""

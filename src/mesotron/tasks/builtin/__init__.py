@@ -1,0 +1,1 @@
+"""One file for each task; its name is the task's."""
