@@ -1,0 +1,63 @@
+"""Writes the tables of the pages that follow from the package: python docs/tables.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; `TABLES` makes it. A test
+compares them.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mesotron.config.registry import REWARDS, TASKS
+
+PAGES = Path(__file__).parent
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def tasks() -> str:
+    rows = []
+    for name in TASKS:
+        task = TASKS[name]
+        rows.append([f"`{name}`", task.about, task.gold])
+
+    return table(["task", "from", "gold"], rows)
+
+
+def rewards() -> str:
+    rows = []
+    for name in REWARDS:
+        reward = REWARDS[name]
+        rows.append([f"`{name}`", reward.about, reward.note])
+
+    return table(["part", "pays", "note"], rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"tasks": tasks, "rewards": rewards}
+
+
+def fill(page: str) -> str:
+    """A page with its tables made again."""
+
+    def make(match: re.Match[str]) -> str:
+        begin, name, end = match.groups()
+        return f"{begin}{TABLES[name]()}\n{end}"
+
+    return TABLE.sub(make, page)
+
+
+def main() -> None:
+    for path in sorted(PAGES.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        filled = fill(page)
+        if filled != page:
+            path.write_text(filled, encoding="utf-8")
+            print(f"wrote the tables of {path.relative_to(PAGES)}")
+
+
+if __name__ == "__main__":
+    main()
