@@ -68,10 +68,12 @@ class Batch:
 def make_batch(vectors: list[Vector], group: int, first: int) -> Batch:
     device = vectors[0].param.device
     rows = [
-        (*(t.data_ptr() for t in (v.param, v.state["exp_avg"], v.state["exp_avg_sq"])),
-         v.param.numel())
+        (
+            *(t.data_ptr() for t in (v.param, v.state["exp_avg"], v.state["exp_avg_sq"])),
+            v.param.numel(),
+        )
         for v in vectors
-    ]  # fmt: skip
+    ]
 
     counts = torch.tensor([-(-row[3] // CHUNK) for row in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
@@ -126,9 +128,19 @@ def _mix(x):
 
 @triton.jit
 def _adamw_kernel(
-    grads, table, chunks, peak, factors, corrections, seeds, sums,
-    W_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    grads,
+    table,
+    chunks,
+    peak,
+    factors,
+    corrections,
+    seeds,
+    sums,
+    W_DTYPE: tl.constexpr,
+    G_DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     tensor, at, inside = _chunk(table, chunks, CHUNK)
     bits = tl.load(peak)
     active = inside & (bits < 0x7F800000)
@@ -139,7 +151,7 @@ def _adamw_kernel(
     eps = tl.load(factors + 1)
     one_minus_beta1 = tl.load(factors + 2)
     beta2 = tl.load(factors + 3)
-    one_minus_beta2 = tl.load(factors + 4)  # fmt: skip
+    one_minus_beta2 = tl.load(factors + 4)
     step_size = tl.load(corrections + 2 * tensor)
     root = tl.load(corrections + 2 * tensor + 1)
 
@@ -185,9 +197,15 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
     for batch, part in zip(batches, parts, strict=True):
         grads = addresses[batch.first : batch.first + len(batch.vectors)]
         _peak_kernel[(len(batch.chunks),)](
-            grads, batch.table, batch.chunks, part, TRITON_DTYPES[batch.vectors[0].grad.dtype],
-            ALIGNED=batch.aligned, CHUNK=CHUNK, num_warps=8,
-        )  # fmt: skip
+            grads,
+            batch.table,
+            batch.chunks,
+            part,
+            TRITON_DTYPES[batch.vectors[0].grad.dtype],
+            ALIGNED=batch.aligned,
+            CHUNK=CHUNK,
+            num_warps=8,
+        )
 
     finite = peaks < INFINITY_BITS
     stats.finite.append(([name] * len(vectors), finite))
@@ -212,10 +230,20 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
         grads = addresses[batch.first : batch.first + len(batch.vectors)]
 
         _adamw_kernel[(len(batch.chunks),)](
-            grads, batch.table, batch.chunks, peak, factors, corrections, seeds, sums[-1],
-            W_DTYPE=TRITON_DTYPES[first.param.dtype], G_DTYPE=TRITON_DTYPES[first.grad.dtype],
-            ALIGNED=batch.aligned, CHUNK=CHUNK, num_warps=8,
-        )  # fmt: skip
+            grads,
+            batch.table,
+            batch.chunks,
+            peak,
+            factors,
+            corrections,
+            seeds,
+            sums[-1],
+            W_DTYPE=TRITON_DTYPES[first.param.dtype],
+            G_DTYPE=TRITON_DTYPES[first.grad.dtype],
+            ALIGNED=batch.aligned,
+            CHUNK=CHUNK,
+            num_warps=8,
+        )
 
     moved, product, square = torch.cat(sums).double().sum(dim=0).unbind()
     count = sum(v.param.numel() for v in vectors)

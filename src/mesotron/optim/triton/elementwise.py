@@ -83,9 +83,14 @@ def is_row_major(table, block):
 
 @triton.jit
 def window_pointers(
-    table, block, rows, columns,
-    DTYPE: tl.constexpr, ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+    table,
+    block,
+    rows,
+    columns,
+    DTYPE: tl.constexpr,
+    ROW_MAJOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     """Pointers to elements (rows, columns) of one window, as a tile whose LAST axis is contiguous:
     [rows, columns] when ROW_MAJOR and [columns, rows] otherwise. The unit stride is a literal and
     the alignment a promise, since the compiler can see neither in a table; without them every load
@@ -156,9 +161,16 @@ def power_of_two_below(bits):
 
 @triton.jit
 def _tile_peak(
-    table, block, rows, columns, m, n,
-    DTYPE: tl.constexpr, ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+    table,
+    block,
+    rows,
+    columns,
+    m,
+    n,
+    DTYPE: tl.constexpr,
+    ROW_MAJOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     at = window_pointers(table, block, rows, columns, DTYPE, ROW_MAJOR, ALIGNED)
     values = tl.load(at, mask=window_mask(rows, columns, m, n, ROW_MAJOR), other=0.0)
     return tl.max(magnitude_bits(values))
@@ -188,18 +200,37 @@ def inspect(windows: WindowTable, peak: Tensor | None = None) -> Tensor:
     tile = INSPECT_TILE if m >= INSPECT_TILE else TILE
 
     _inspect_kernel[(num_tiles(windows.shape, tile), len(windows))](
-        windows.entries, peak, m, n,
-        DTYPE=TRITON_DTYPES[windows.dtype], ALIGNED=windows.aligned, TILE=tile, num_warps=8,
-    )  # fmt: skip
+        windows.entries,
+        peak,
+        m,
+        n,
+        DTYPE=TRITON_DTYPES[windows.dtype],
+        ALIGNED=windows.aligned,
+        TILE=tile,
+        num_warps=8,
+    )
     return peak
 
 
 @triton.jit
 def _update_tile(
-    G, M, X, block, rows, columns, m, n, mu, factor, finite,
-    G_DTYPE: tl.constexpr, M_DTYPE: tl.constexpr, NESTEROV: tl.constexpr,
-    ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+    G,
+    M,
+    X,
+    block,
+    rows,
+    columns,
+    m,
+    n,
+    mu,
+    factor,
+    finite,
+    G_DTYPE: tl.constexpr,
+    M_DTYPE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    ROW_MAJOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     # A skipped window is neither read as a gradient nor written as momentum; its X is zero.
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
     gradient_at = window_pointers(G, block, rows, columns, G_DTYPE, ROW_MAJOR, ALIGNED)
@@ -226,10 +257,22 @@ def _update_tile(
 
 @triton.jit
 def _update_kernel(
-    G, M, X, mu_at, gradient_peak, momentum_peak, next_momentum_peak, energies, m, n,
-    G_DTYPE: tl.constexpr, M_DTYPE: tl.constexpr, NESTEROV: tl.constexpr,
-    ALIGNED: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    G,
+    M,
+    X,
+    mu_at,
+    gradient_peak,
+    momentum_peak,
+    next_momentum_peak,
+    energies,
+    m,
+    n,
+    G_DTYPE: tl.constexpr,
+    M_DTYPE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+):
     block = tl.program_id(1)
     rows, columns = tile_axes(tl.program_id(0), n, TILE)
     mu = tl.load(mu_at)
@@ -245,14 +288,42 @@ def _update_kernel(
     factor = power_of_two_below(bound.to(tl.int32, bitcast=True))
     if is_row_major(G, block):
         energy, bits = _update_tile(
-            G, M, X, block, rows, columns, m, n, mu, factor, finite,
-            G_DTYPE, M_DTYPE, NESTEROV, True, ALIGNED,
-        )  # fmt: skip
+            G,
+            M,
+            X,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            mu,
+            factor,
+            finite,
+            G_DTYPE,
+            M_DTYPE,
+            NESTEROV,
+            True,
+            ALIGNED,
+        )
     else:
         energy, bits = _update_tile(
-            G, M, X, block, rows, columns, m, n, mu, factor, finite,
-            G_DTYPE, M_DTYPE, NESTEROV, False, ALIGNED,
-        )  # fmt: skip
+            G,
+            M,
+            X,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            mu,
+            factor,
+            finite,
+            G_DTYPE,
+            M_DTYPE,
+            NESTEROV,
+            False,
+            ALIGNED,
+        )
 
     # One sum a tile, added up afterwards: an atomic sum would depend on the order of arrival.
     tl.store(energies + block * tl.num_programs(0) + tl.program_id(0), energy)
@@ -260,9 +331,15 @@ def _update_kernel(
 
 
 def update_momentum(
-    grads: WindowTable, momenta: WindowTable, X: Tensor, mu: Tensor, gradient_peak: Tensor,
-    momentum_peak: Tensor, *, nesterov: bool = True,
-) -> Packed:  # fmt: skip
+    grads: WindowTable,
+    momenta: WindowTable,
+    X: Tensor,
+    mu: Tensor,
+    gradient_peak: Tensor,
+    momentum_peak: Tensor,
+    *,
+    nesterov: bool = True,
+) -> Packed:
     """M <- M + (1 - mu)(G - M); X <- 2^-e U with U = G + mu (M - G), or U = M without Nesterov.
     2^-e is chosen for each window so that |X| <= 1, and is exact; the filter divides by X's norm
     anyway. A window whose gradient (or momentum) is not finite keeps its momentum and gets X = 0.
@@ -276,10 +353,23 @@ def update_momentum(
     energies = torch.empty(len(grads), tiles, dtype=torch.float32, device=X.device)
 
     _update_kernel[(tiles, len(grads))](
-        grads.entries, momenta.entries, X, mu, gradient_peak, momentum_peak, next_peak, energies,
-        m, n, G_DTYPE=TRITON_DTYPES[grads.dtype], M_DTYPE=TRITON_DTYPES[momenta.dtype],
-        NESTEROV=nesterov, ALIGNED=grads.aligned and momenta.aligned, TILE=TILE, num_warps=4,
-    )  # fmt: skip
+        grads.entries,
+        momenta.entries,
+        X,
+        mu,
+        gradient_peak,
+        momentum_peak,
+        next_peak,
+        energies,
+        m,
+        n,
+        G_DTYPE=TRITON_DTYPES[grads.dtype],
+        M_DTYPE=TRITON_DTYPES[momenta.dtype],
+        NESTEROV=nesterov,
+        ALIGNED=grads.aligned and momenta.aligned,
+        TILE=TILE,
+        num_warps=4,
+    )
 
     # Sum the tiles, take the root and the reciprocal, and keep the new peaks, in one launch.
     norms = torch.empty(3, len(grads), dtype=torch.float32, device=X.device)
@@ -329,10 +419,24 @@ def _load_update(F, block, rows, columns, m, n):
 
 @triton.jit
 def _write_tile(
-    W, F, block, tile, rows, columns, m, n, kept, step, finite, key,
-    W_DTYPE: tl.constexpr, ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
-    STOCHASTIC: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    W,
+    F,
+    block,
+    tile,
+    rows,
+    columns,
+    m,
+    n,
+    kept,
+    step,
+    finite,
+    key,
+    W_DTYPE: tl.constexpr,
+    ROW_MAJOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    TILE: tl.constexpr,
+):
     update = _load_update(F, block, rows, columns, m, n)
     energy = tl.sum(update * update)
 
@@ -354,10 +458,24 @@ def _write_tile(
 
 @triton.jit
 def _write_kernel(
-    W, F, lr_at, lr_stride, decay_at, decay_stride, scale, gain, gradient_peak, seed, energies,
-    m, n,
-    W_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, STOCHASTIC: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    W,
+    F,
+    lr_at,
+    lr_stride,
+    decay_at,
+    decay_stride,
+    scale,
+    gain,
+    gradient_peak,
+    seed,
+    energies,
+    m,
+    n,
+    W_DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    TILE: tl.constexpr,
+):
     block = tl.program_id(1)
     tile = block * tl.num_programs(0) + tl.program_id(0)
     rows, columns = tile_axes(tl.program_id(0), n, TILE)
@@ -369,22 +487,59 @@ def _write_kernel(
     key = tl.load(seed) if STOCHASTIC else 0
     if is_row_major(W, block):
         energy = _write_tile(
-            W, F, block, tile, rows, columns, m, n, kept, step, finite, key,
-            W_DTYPE, True, ALIGNED, STOCHASTIC, TILE,
-        )  # fmt: skip
+            W,
+            F,
+            block,
+            tile,
+            rows,
+            columns,
+            m,
+            n,
+            kept,
+            step,
+            finite,
+            key,
+            W_DTYPE,
+            True,
+            ALIGNED,
+            STOCHASTIC,
+            TILE,
+        )
     else:
         energy = _write_tile(
-            W, F, block, tile, rows, columns, m, n, kept, step, finite, key,
-            W_DTYPE, False, ALIGNED, STOCHASTIC, TILE,
-        )  # fmt: skip
+            W,
+            F,
+            block,
+            tile,
+            rows,
+            columns,
+            m,
+            n,
+            kept,
+            step,
+            finite,
+            key,
+            W_DTYPE,
+            False,
+            ALIGNED,
+            STOCHASTIC,
+            TILE,
+        )
 
     tl.store(energies + tile, energy)
 
 
 def write_back(
-    weights: WindowTable, F: Tensor, lr: Tensor, weight_decay: Tensor, scale: Tensor,
-    gradient_peak: Tensor, seed: Tensor | None = None, *, gain: Tensor,
-) -> Tensor:  # fmt: skip
+    weights: WindowTable,
+    F: Tensor,
+    lr: Tensor,
+    weight_decay: Tensor,
+    scale: Tensor,
+    gradient_peak: Tensor,
+    seed: Tensor | None = None,
+    *,
+    gain: Tensor,
+) -> Tensor:
     """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
     `lr` and `weight_decay` are float32 on the device, 0-d or [B]; `scale` and `gain`, [B], are a
     window's step per unit of lr and the factor F still carries. `seed`, 0-d int64 on the device and
@@ -397,19 +552,43 @@ def write_back(
     weight_decay = weight_decay.expand(len(weights))
 
     _write_kernel[(tiles, len(weights))](
-        weights.entries, F, lr, lr.stride(0), weight_decay, weight_decay.stride(0), scale, gain,
-        gradient_peak, gradient_peak if seed is None else seed, energies, m, n,
-        W_DTYPE=TRITON_DTYPES[weights.dtype], ALIGNED=weights.aligned,
-        STOCHASTIC=seed is not None, TILE=TILE, num_warps=4,
-    )  # fmt: skip
+        weights.entries,
+        F,
+        lr,
+        lr.stride(0),
+        weight_decay,
+        weight_decay.stride(0),
+        scale,
+        gain,
+        gradient_peak,
+        gradient_peak if seed is None else seed,
+        energies,
+        m,
+        n,
+        W_DTYPE=TRITON_DTYPES[weights.dtype],
+        ALIGNED=weights.aligned,
+        STOCHASTIC=seed is not None,
+        TILE=TILE,
+        num_warps=4,
+    )
     return energies
 
 
 @triton.jit
 def _align_tile(
-    G, F, block, rows, columns, m, n, factor, finite,
-    G_DTYPE: tl.constexpr, ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+    G,
+    F,
+    block,
+    rows,
+    columns,
+    m,
+    n,
+    factor,
+    finite,
+    G_DTYPE: tl.constexpr,
+    ROW_MAJOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     update = _load_update(F, block, rows, columns, m, n)
     if not ROW_MAJOR:
         update = update.T
@@ -423,9 +602,17 @@ def _align_tile(
 
 @triton.jit
 def _align_kernel(
-    G, F, gradient_peak, sums, m, n, num_tiles,
-    G_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    G,
+    F,
+    gradient_peak,
+    sums,
+    m,
+    n,
+    num_tiles,
+    G_DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+):
     block = tl.program_id(1)
     samples = tl.num_programs(0)
 
@@ -464,9 +651,18 @@ def sample_alignment(
     sums = torch.empty(len(grads), samples, 3, dtype=torch.float32, device=F.device)
 
     _align_kernel[(samples, len(grads))](
-        grads.entries, F, gradient_peak, sums, m, n, tiles,
-        G_DTYPE=TRITON_DTYPES[grads.dtype], ALIGNED=grads.aligned, TILE=TILE, num_warps=4,
-    )  # fmt: skip
+        grads.entries,
+        F,
+        gradient_peak,
+        sums,
+        m,
+        n,
+        tiles,
+        G_DTYPE=TRITON_DTYPES[grads.dtype],
+        ALIGNED=grads.aligned,
+        TILE=TILE,
+        num_warps=4,
+    )
     return sums
 
 

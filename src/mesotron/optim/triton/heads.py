@@ -121,9 +121,17 @@ def _apply_on_chip(Q, X, out, factor, m, n, P: tl.constexpr, TILE_N: tl.constexp
 
 @triton.jit
 def _heads_kernel(
-    X, out, coefficients, statistics, m, n, num_steps, gain,
-    P: tl.constexpr, TILE_N: tl.constexpr,
-):  # fmt: skip
+    X,
+    out,
+    coefficients,
+    statistics,
+    m,
+    n,
+    num_steps,
+    gain,
+    P: tl.constexpr,
+    TILE_N: tl.constexpr,
+):
     block = tl.program_id(0).to(tl.int64)
     X += block * m * n
     out += block * m * n
@@ -164,7 +172,15 @@ def filter_heads(
     padded = max(16, triton.next_power_of_2(m))
 
     _heads_kernel[(num_blocks,)](
-        X, out, coefficients, statistics, m, n, len(coefficients), gain,
-        P=padded, **_CONFIGS[padded],
-    )  # fmt: skip
+        X,
+        out,
+        coefficients,
+        statistics,
+        m,
+        n,
+        len(coefficients),
+        gain,
+        P=padded,
+        **_CONFIGS[padded],
+    )
     return out, HeadStatistics(*statistics.unbind(dim=1))

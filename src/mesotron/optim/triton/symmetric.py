@@ -65,10 +65,26 @@ def _factor(value, block, TABLE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def _symmetric_kernel(
-    A, B, C, out, squares, alpha, beta, diag, num_blocks, m, n,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, TMA: tl.constexpr,
-    ALPHAS: tl.constexpr, BETAS: tl.constexpr, DIAGS: tl.constexpr, PERSISTENT: tl.constexpr,
-):  # fmt: skip
+    A,
+    B,
+    C,
+    out,
+    squares,
+    alpha,
+    beta,
+    diag,
+    num_blocks,
+    m,
+    n,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    TMA: tl.constexpr,
+    ALPHAS: tl.constexpr,
+    BETAS: tl.constexpr,
+    DIAGS: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):
     RATIO: tl.constexpr = TILE_N // TILE_M
 
     # A small tile can afford a transpose in float32, and needs it: with the squares on its diagonal
@@ -184,10 +200,14 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _launch(
-    A: Tensor, B: Tensor, C: Tensor | None, out: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor | None,
+    out: Tensor,
     factors: tuple[float | Tensor, float | Tensor, float | Tensor],
-    config: TileConfig | None = None, squares: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    config: TileConfig | None = None,
+    squares: Tensor | None = None,
+) -> Tensor:
     num_blocks, m, n = A.shape
     if config is None and _takes_pingpong(A, B, C, out):
         from . import pingpong
@@ -218,12 +238,28 @@ def _launch(
 
     alpha, beta, diag = factors
     _symmetric_kernel[(programs,)](
-        first, second, C, out, squares, alpha, beta, diag, num_blocks, m, n,
-        TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k, TMA=tma,
-        ALPHAS=isinstance(alpha, Tensor), BETAS=isinstance(beta, Tensor),
-        DIAGS=isinstance(diag, Tensor), PERSISTENT=config.persistent > 0,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+        first,
+        second,
+        C,
+        out,
+        squares,
+        alpha,
+        beta,
+        diag,
+        num_blocks,
+        m,
+        n,
+        TILE_M=config.tile_m,
+        TILE_N=config.tile_n,
+        TILE_K=config.tile_k,
+        TMA=tma,
+        ALPHAS=isinstance(alpha, Tensor),
+        BETAS=isinstance(beta, Tensor),
+        DIAGS=isinstance(diag, Tensor),
+        PERSISTENT=config.persistent > 0,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
 
     return out
 
@@ -246,9 +282,14 @@ def num_parts(num_blocks: int, m: int, device: torch.device) -> int:
 
 
 def symmetric_product(
-    S: Tensor, T: Tensor, *, alpha: float | Tensor = 1.0, C: Tensor | None = None,
-    beta: float | Tensor = 0.0, diag: float | Tensor = 0.0,
-) -> Tensor:  # fmt: skip
+    S: Tensor,
+    T: Tensor,
+    *,
+    alpha: float | Tensor = 1.0,
+    C: Tensor | None = None,
+    beta: float | Tensor = 0.0,
+    diag: float | Tensor = 0.0,
+) -> Tensor:
     """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it. One
     launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
     trusted to commute; the result is exactly symmetric, except for the 8 x 8 squares on its
