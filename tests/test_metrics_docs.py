@@ -10,7 +10,7 @@ from torch import nn
 
 from mesotron import cli
 from mesotron.config import ObjectiveConfig
-from mesotron.optim.optimizers import Muon, Pion
+from mesotron.optim import Muon, Pion
 from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale
 from mesotron.watch import DETECTORS

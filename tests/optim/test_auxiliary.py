@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.optim import AdamW, Muon, auxiliary
+from mesotron.optim import AdamW, Muon, elementwise
 from mesotron.optim.device import round_stochastically, rounding_seed, step_seed
+from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
 from mesotron.optim.stats import StepStats
 
 rules = pytest.mark.parametrize("rule", ["adamw", "sgd"])
@@ -69,16 +70,16 @@ def test_a_flag_on_the_device_skips_the_step(rule, kind):
         state = {}
         stats = StepStats()
 
-        batch = auxiliary.Batch(
-            [p],
-            [grad],
-            [state],
-            group,
-            torch.tensor(bad),
-            [0],
+        batch = AuxiliaryBatch(
+            params=[p],
+            grads=[grad],
+            states=[state],
+            group={**group, "rule": rule},
+            found_inf=torch.tensor(bad),
+            streams=[0],
         )
 
-        auxiliary.STEPS[rule](batch, stats)
+        step_auxiliary(batch, stats)
         assert torch.equal(p, torch.ones(3).to(p.dtype)) == bool(bad)
         assert all(not value.any() for value in state.values()) == bool(bad)
         assert all(value == 0 for value in stats.read().values()) == bool(bad)
@@ -128,7 +129,7 @@ def test_float16_rounds_to_nearest():
 def test_batching_of_narrow_weights_does_not_change_a_bit(monkeypatch):
     ends = []
     for limit in (1, 10**9):
-        monkeypatch.setattr(auxiliary, "_BATCH_ELEMENTS", limit)
+        monkeypatch.setattr(elementwise, "_BATCH_ELEMENTS", limit)
         torch.manual_seed(0)
         params = [nn.Parameter(torch.rand(n).bfloat16()) for n in (5, 7, 3)]
         params.append(nn.Parameter(torch.rand(4)))  # a float32 one among them

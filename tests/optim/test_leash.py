@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim import Muon, NorMuon, lora, optimizers
-from mesotron.optim.leash import F_MAX
+from mesotron.optim import Muon, NorMuon, leash, lora, optimizer
+from mesotron.optim.norms import F_MAX
 from mesotron.spectral.scale import step_scale
 
 LR = 0.02
@@ -160,7 +160,7 @@ def test_flags_that_stay_on_the_device_mask_the_step(rule, monkeypatch):
         return [*(p.detach() for p in params), *state], optimizer.stats()
 
     read, stats = run()
-    for module in (lora, optimizers):
+    for module in (leash, lora, optimizer):
         monkeypatch.setattr(module, "on_host", lambda flags: False)
 
     masked, other = run()

@@ -8,8 +8,8 @@ from optim.test_step import param
 from torch import nn
 
 import mesotron
-from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion
-from mesotron.optim.optimizers import BUILDERS, SGD_LR
+from mesotron.optim import BUILDERS, AdamW, Muon, MuonSGD, NorMuon, Pion
+from mesotron.optim.auxiliary.sgd import SGD_LR
 from mesotron.optim.step import group_filter
 from mesotron.spectral import make_filter
 

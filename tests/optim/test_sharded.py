@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mesotron.optim import Muon
-from mesotron.optim.sharding.exchange import Member, make_plan
+from mesotron.optim.sharding.exchange import ShardedMatrix, make_plan
 from mesotron.spectral import muon
 from support.ranks import Ranks
 
@@ -161,7 +161,7 @@ LAYER = [
 @pytest.mark.parametrize("num_ranks", [2, 7, 8, 16])
 def test_work_is_balanced(num_ranks):
     # No rank has a tenth more than its share, or one matrix more where matrices are few.
-    members = tuple(Member(shape, (Shard(0),), view, muon()) for view, shape in LAYER * 24)
+    members = tuple(ShardedMatrix(shape, (Shard(0),), view, muon()) for view, shape in LAYER * 24)
     places = tuple((rank,) for rank in range(num_ranks))
     plan = make_plan(members, (num_ranks,), places, 0)
 
@@ -177,8 +177,8 @@ def test_work_is_balanced(num_ranks):
 
 def test_experts_and_heads_stay_where_they_are():
     members = (
-        Member((8, 16, 32), (Shard(0),), "stack", muon()),
-        Member((64, 32), (Shard(0),), "rows:8", muon()),
+        ShardedMatrix((8, 16, 32), (Shard(0),), "stack", muon()),
+        ShardedMatrix((64, 32), (Shard(0),), "rows:8", muon()),
     )
     for me in range(4):
         plan = make_plan(members, (4,), tuple((r,) for r in range(4)), me)

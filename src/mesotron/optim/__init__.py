@@ -1,24 +1,32 @@
-"""PyTorch optimizers: Muon, Pion and their auxiliary rules in one object that routes itself."""
+"""PyTorch optimizers: Muon, Pion and their relatives in one object that routes itself.
 
+Where to start reading:
+
+    build.py       a model -> its routing table -> param groups -> an optimizer
+    optimizer.py   one step of all groups
+    step.py        the step of matrices: momentum, filter, scale, apply
+
+A new rule is one file: `rules/NAME.py` for matrices (see `rules/normuon.py`), `auxiliary/NAME.py`
+for everything else. `matrix.py` applies a filter, `views.py` says which matrices a parameter holds.
+"""
+
+from mesotron.config.rules import OPTIMIZERS
+from mesotron.optim import registry
+from mesotron.optim.auxiliary.adamw import AdamW, adamw
+from mesotron.optim.auxiliary.sgd import MuonSGD, muon_sgd
+from mesotron.optim.build import builder
 from mesotron.optim.matrix import Filtered, apply_filter
-from mesotron.optim.optimizers import (
-    BUILDERS,
-    AdamW,
-    Muon,
-    MuonSGD,
-    NorMuon,
-    Pion,
-    RoutedOptimizer,
-    adamw,
-    muon,
-    muon_sgd,
-    normuon,
-    pion,
-)
+from mesotron.optim.optimizer import RoutedOptimizer
 from mesotron.optim.routing import RoutingTable, Row, route
+from mesotron.optim.rules.muon import Muon, muon
+from mesotron.optim.rules.normuon import NorMuon, normuon
+from mesotron.optim.rules.pion import Pion, pion
 from mesotron.optim.state_import import import_state
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
+
+BUILDERS = {name: builder(registry.OPTIMIZERS[name]) for name in OPTIMIZERS}
+"""For each optimizer's name the function that builds it for a model."""
 
 __all__ = [
     "BUILDERS",

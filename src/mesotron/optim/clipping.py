@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.lora import find_pairs
-from mesotron.spectral.routing import AUXILIARY_RULES
 
 
 class Norms(NamedTuple):

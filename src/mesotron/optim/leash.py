@@ -7,31 +7,23 @@ than (r + s) r / (s + r) = r from its start, at any rate. A LoRA product needs n
 decay is the leash (`mesotron.optim.lora`).
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.device import round_stochastically
-from mesotron.optim.matrix import largest_eigenvalue
-from mesotron.optim.step import Group
+from mesotron.optim.device import round_stochastically, rounding_seed
+from mesotron.optim.finite import gradients_finite, on_host
+from mesotron.optim.lora import product_distances
+from mesotron.optim.norms import F_MAX, spectral_norm
+from mesotron.optim.registry import Group, State
+from mesotron.optim.state import ParamStep
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
-F_MAX = 1.2  # the largest singular value that Muon's five steps leave
 
-
-def spectral_norm(W: Tensor, view: str = "whole") -> Tensor:
-    """The largest singular value of a matrix, a convolution or all of a stack."""
-    window = View(View.parse(view).layout).windows(W.detach().float())[0]
-    X = window.wide.reshape(-1, *window.block_shape)
-    unit = X.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-
-    return largest_eigenvalue(torch.bmm(X / unit, (X / unit).mT)).amax().sqrt() * unit
-
-
-def keep_start(state: dict[str, Any], p: Tensor, group: Group) -> None:
+def keep_start(state: State, p: Tensor, group: Group) -> None:
     """Remember a parameter's weights and their norm before its first step."""
     if group["leash"] is None or "start" in state:
         return
@@ -41,31 +33,59 @@ def keep_start(state: dict[str, Any], p: Tensor, group: Group) -> None:
     state["start_norm"] = spectral_norm(whole, group["view"])
 
 
-def pull(W: Tensor, state: dict[str, Any], group: Group, finite: Tensor | None, seed: int) -> None:
-    """After a step, move (a shard of) a parameter toward its start, where its gradient is finite;
-    weights that started at zero have no leash."""
+def pull_to_start(steps: list[ParamStep]) -> None:
+    """After a step, pull parameters with a finite gradient toward their start."""
+    if not steps:
+        return
+
+    finite = gradients_finite([step.grad for step in steps])
+    for step, ok in zip(steps, finite, strict=True):
+        seed = rounding_seed(step.group["step"], step.number, 2**31)
+        if not on_host(ok):
+            pull(step.param, step.state, step.group, ok, seed)
+        elif ok:
+            pull(step.param, step.state, step.group, None, seed)
+
+
+def pull(W: Tensor, state: State, group: Group, finite: Tensor | None, seed: int) -> None:
+    """Move (a shard of) a parameter toward its start, where its gradient is finite; weights that
+    started at zero have no leash."""
     start = state["start"]
-    shape = start.shape
     W0 = start.to_local() if isinstance(start, DTensor) else start
-    windows = View.parse(group["view"]).windows(torch.empty(shape, device="meta"))
-    scale = max(step_scale(group["scale"], w.rows, w.cols) for w in windows)
-    step = group["lr"] * scale * F_MAX
     norm = state["start_norm"]
 
+    step = group["lr"] * _largest_scale(group, start.shape) * F_MAX
     share = torch.where(norm > 0, step / (step + group["leash"] * norm), 0.0)
     if finite is not None:
         share = share * finite
 
     if W.dtype == torch.bfloat16:
-        round_stochastically(W.float().lerp(W0.float(), share.float()), W, seed)
+        pulled = W.float().lerp(W0.float(), share.float())
+        round_stochastically(pulled, W, seed)
     else:
         W.lerp_(W0, share.to(W.dtype))
 
 
-def distance(p: Tensor, state: dict[str, Any], group: Group) -> float | None:
-    """The spectral distance to the start over the start's spectral norm; None for a shard, whose
-    norm would need every rank."""
-    if "start" not in state or isinstance(p, DTensor):
-        return None
+def _largest_scale(group: Group, shape: torch.Size) -> float:
+    windows = View.parse(group["view"]).windows(torch.empty(shape, device="meta"))
+    return max(step_scale(group["scale"], w.rows, w.cols) for w in windows)
+
+
+def distances(group: Group, states: Mapping[Tensor, State]) -> list[float]:
+    """How far the group's matrices are from their start, as shares of the starting norm."""
+    if group["pairs"] is not None:
+        return product_distances(group)
+
+    far = []
+    for p in group["params"]:
+        # The norm of a shard would need every rank.
+        if "start" in states[p] and not isinstance(p, DTensor):
+            far.append(_distance(p, states[p], group))
+
+    return far
+
+
+def _distance(p: Tensor, state: State, group: Group) -> float:
     moved = spectral_norm(p.detach().float() - state["start"].float(), group["view"])
-    return (moved / state["start_norm"].clamp_min(torch.finfo(torch.float32).tiny)).item()
+    tiny = torch.finfo(torch.float32).tiny
+    return (moved / state["start_norm"].clamp_min(tiny)).item()

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.groups import SPECTRAL_RULES
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.optimizers import RoutedOptimizer
-from mesotron.optim.step import dense_grad, direction, group_filter, momentum_of
+from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.state import dense_grad, momentum_of
+from mesotron.optim.step import direction, group_filter
 from mesotron.optim.views import View
 
 LARGEST_SIDE = 4096  # an SVD of a larger block takes too long

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.optim.auxiliary import sgd_state
+from mesotron.config.rules import SPECTRAL_RULES
+from mesotron.optim.auxiliary.sgd import sgd_state
 from mesotron.optim.device import wide_dtype
-from mesotron.optim.groups import SPECTRAL_RULES
-from mesotron.optim.optimizers import RoutedOptimizer
-from mesotron.optim.step import momentum_dtype
+from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.state import momentum_dtype
 
 
 def import_state(

@@ -1,48 +1,46 @@
-"""The spectral step: momentum, one batch per block shape, filter, write back.
+"""The step of matrices, from gradients to weights.
 
-Matrices of one shape, transposes included, go through the filter together, whatever layer, head or
+    pack              M <- mu M + (1 - mu) G, and the direction U = (1 - mu) G + mu M of each block
+    apply_filter      F = f(U), for all blocks of one shape together
+    rule.finish       what the rule does to F, if anything
+    apply             W <- (1 - lr wd) W - lr scale F
+
+Blocks of one shape, transposes included, go through the filter together, whatever layer, head or
 group they come from. Momentum lives on the whole parameter; only the filter looks at the blocks of
 its view. Nothing here waits for the device, and `p.grad` is never written.
+
+Legend: G gradient, M momentum, U direction, W weights, all of one parameter; X the directions of B
+blocks, [B, m, n] with m <= n, and then the filtered ones.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed, wide_dtype
+from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed
 from mesotron.optim.matrix import apply_filter
+from mesotron.optim.registry import RULES, Finish, Group, Lines
+from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
 from mesotron.spectral import Filter, make_filter
 from mesotron.spectral.scale import step_scale
 
-Group = dict[str, Any]
 # Larger batches are filtered in parts: their products are long enough, and memory is not free.
 _BATCH_BYTES = 256 * 2**20
-_LINE_EPS = 1e-8
 
 
-class Member(NamedTuple):
-    """One unsharded parameter; `number` is its index in the optimizer."""
-
-    param: Tensor
-    grad: Tensor
-    momentum: Tensor
-    group: Group
-    number: int
-    lines: Tensor | None = None  # NorMuon's second moments, one per line of each block
-
-
-class Job(Protocol):
-    """One parameter's share of a step, window by window: `pack` writes a direction in the window's
-    wide orientation, `apply` steps by a filtered one, `sample` has rows of the gradient."""
+class Blocks(Protocol):
+    """The blocks of one parameter in a step, window by window: `pack` writes a direction in the
+    window's wide orientation, `apply` steps by a filtered one, `sample` has rows of the
+    gradient."""
 
     group: Group
     windows: list[Window]
-    lines: list[Tensor] | None  # NorMuon's state of each window, [num, long side]
+    lines: list[Tensor] | None  # the rule's state of each window, [num, long side]
     finite: Tensor | None
 
     def pack(self, index: int, out: Tensor) -> None: ...
@@ -52,23 +50,22 @@ class Job(Protocol):
     def sample(self, index: int, rows: slice) -> Tensor | None: ...
 
 
-class LocalJob:
-    """An unsharded parameter; `pack` also updates the window's momentum. `finite` is a 0-d bool
+class LocalBlocks:
+    """Of an unsharded parameter; `pack` also updates the window's momentum. `finite` is a 0-d bool
     that masks the step, None if the gradient is known to be finite."""
 
-    def __init__(self, member: Member, finite: Tensor | None) -> None:
-        self.group = member.group
-        self.number = member.number
+    def __init__(self, step: ParamStep, finite: Tensor | None) -> None:
+        self.group = step.group
+        self.number = step.number
         self.finite = finite
-        view = View.parse(member.group["view"])
-        tensors = (member.param, member.grad, member.momentum)
-        self.windows, self._grads, self._momenta = (view.windows(tensor) for tensor in tensors)
-        self.lines = None
 
-        if member.lines is not None:
-            shapes = [(w.num, w.block_shape[1]) for w in self.windows]
-            parts = member.lines.split([num * long for num, long in shapes])
-            self.lines = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        view = View.parse(step.group["view"])
+        self.windows = view.windows(step.param)
+        self._grads = view.windows(step.grad)
+        self._momenta = view.windows(step.momentum)
+
+        lines = step.lines
+        self.lines = None if lines is None else _split_lines(lines, self.windows)
 
     def pack(self, index: int, out: Tensor) -> None:
         G = self._grads[index].wide
@@ -76,19 +73,19 @@ class LocalJob:
         out.copy_(update_momentum(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
+        W = self.windows[index].wide
         seed = rounding_seed(self.group["step"], self.number, index)
-        step_weights(
-            self.windows[index].wide,
-            filtered,
-            step_size,
-            self.group,
-            self.finite,
-            seed,
-        )
+        step_weights(W, filtered, step_size, self.group, self.finite, seed)
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
         return G if self.finite is None else torch.where(self.finite, G, 0.0)
+
+
+def _split_lines(lines: Tensor, windows: list[Window]) -> list[Tensor]:
+    shapes = [(window.num, window.block_shape[1]) for window in windows]
+    parts = lines.split([num * long_side for num, long_side in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def update_momentum(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | None) -> Tensor:
@@ -104,9 +101,9 @@ def update_momentum(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor
 
 def direction(grad: Tensor, momentum: Tensor, group: Group) -> Tensor:
     """The filter's input: U = (1 - mu) G + mu M with Nesterov, else M; M is updated already."""
-    mu = group["momentum"]
-    nesterov = group["nesterov"]
-    return grad.to(momentum.dtype).lerp(momentum, mu) if nesterov else momentum
+    if not group["nesterov"]:
+        return momentum
+    return grad.to(momentum.dtype).lerp(momentum, group["momentum"])
 
 
 def step_weights(
@@ -131,52 +128,14 @@ def step_weights(
         W.addcmul_(X, finite, value=-step_size)
 
 
-def dense_grad(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    if p.grad.layout != torch.strided:
-        raise ValueError("a parameter has a sparse gradient: build its embedding with sparse=False")
-    return p.grad
-
-
-def on_host(flags: Tensor) -> bool:
-    """Whether reading the flags does not make the host wait for a device."""
-    return flags.device.type == "cpu"
-
-
-def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
-    largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
-    return torch.stack(list(largest)).isfinite()  # a float64 beyond float32's range is finite
-
-
 def group_filter(group: Group) -> Filter:
-    keys = ("steps", "promote", "cutoff", "rank")
-    return make_filter(group["filter"], **{key: group[key] for key in keys})
-
-
-def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
-    named = group["momentum_dtype"]
-    return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
-
-
-def momentum_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor:
-    """The momentum buffer in a matrix parameter's state, created on first use; a DTensor if the
-    parameter is one."""
-    if not state:
-        state["momentum_buffer"] = torch.zeros_like(p, dtype=momentum_dtype(group, p.dtype))
-    return state["momentum_buffer"]
-
-
-def lines_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor | None:
-    """NorMuon's second moments, created on first use; one vector for all blocks."""
-    if group["rule"] != "normuon":
-        return None
-
-    if "line_moment" not in state:
-        windows = View.parse(group["view"]).windows(p)
-        size = sum(w.num * w.block_shape[1] for w in windows)
-        state["line_moment"] = torch.zeros(size, dtype=wide_dtype(p.dtype), device=p.device)
-
-    return state["line_moment"]
+    return make_filter(
+        group["filter"],
+        steps=group["steps"],
+        promote=group["promote"],
+        cutoff=group["cutoff"],
+        rank=group["rank"],
+    )
 
 
 def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
@@ -190,99 +149,144 @@ def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torc
     return filter_dtype(device)
 
 
-def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
-    buckets: dict[tuple, list[tuple[Job, int]]] = defaultdict(list)
-    for order, job in enumerate(jobs):
-        alone = order if not job.group["batched"] else None
-        for index, window in enumerate(job.windows):
-            device = window.strided.device
-            dtype = work_dtype(job.group, window.strided.dtype, device)
-            beta2 = None if job.lines is None else job.group["beta2"]
-            key = (group_filter(job.group), window.block_shape, dtype, device, beta2, alone)
-            buckets[key].append((job, index))
+class _Kind(NamedTuple):
+    """What blocks must share to be filtered together."""
 
-    for key, members in buckets.items():
-        _, (m, n), dtype, *_ = key
-        part = []
-
-        size = 0
-        for job, index in members:
-            added = job.windows[index].num * m * n * dtype.itemsize
-            if part and size + added > _BATCH_BYTES:
-                _run_batch(part, key, stats)
-                part = []
-                size = 0
-
-            part.append((job, index))
-            size += added
-
-        _run_batch(part, key, stats)
+    filter: Filter
+    shape: tuple[int, int]  # m, n
+    dtype: torch.dtype
+    device: torch.device
+    finish: Finish | None
+    beta2: float | None  # of `finish`
+    alone: int | None  # a parameter that shares its batch with no other
 
 
-def _run_batch(members: list[tuple[Job, int]], key: tuple, stats: StepStats) -> None:
-    filter, shape, dtype, device, beta2, _ = key
-    counts = [job.windows[index].num for job, index in members]
+class _Slot(NamedTuple):
+    """One window of a parameter in a batch."""
 
-    X = torch.empty(sum(counts), *shape, dtype=dtype, device=device)
-    for (job, index), block in zip(members, X.split(counts), strict=True):
-        job.pack(index, block.view(job.windows[index].wide.shape))
+    blocks: Blocks
+    place: int  # of the window
 
-    filtered = apply_filter(X, filter)
-    if beta2 is not None:
-        filtered = filtered._replace(X=_normalize_lines(filtered.X, members, beta2))
+    @property
+    def window(self) -> Window:
+        return self.blocks.windows[self.place]
 
-    # The cosine is sampled on a few windows of each group, evenly spaced over the layers.
-    by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for job, index in members:
-        by_group[job.group["name"]].append((id(job), index))
 
-    sampled = {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_WINDOWS)]}
+def filter_and_apply(all_blocks: Iterable[Blocks], stats: StepStats) -> None:
+    batches: dict[_Kind, list[_Slot]] = defaultdict(list)
+    for order, blocks in enumerate(all_blocks):
+        for index, window in enumerate(blocks.windows):
+            batches[_kind(blocks, window, order)].append(_Slot(blocks, index))
+
+    for kind, slots in batches.items():
+        for part in _parts(kind, slots):
+            _step_batch(kind, part, stats)
+
+
+def _kind(blocks: Blocks, window: Window, order: int) -> _Kind:
+    group = blocks.group
+    device = window.strided.device
+    has_lines = blocks.lines is not None
+
+    return _Kind(
+        filter=group_filter(group),
+        shape=window.block_shape,
+        dtype=work_dtype(group, window.strided.dtype, device),
+        device=device,
+        finish=RULES[group["rule"]].finish if has_lines else None,
+        beta2=group["beta2"] if has_lines else None,
+        alone=None if group["batched"] else order,
+    )
+
+
+def _parts(kind: _Kind, slots: list[_Slot]) -> Iterator[list[_Slot]]:
+    m, n = kind.shape
+    part: list[_Slot] = []
+    size = 0
+
+    for slot in slots:
+        added = slot.window.num * m * n * kind.dtype.itemsize
+        if part and size + added > _BATCH_BYTES:
+            yield part
+            part = []
+            size = 0
+
+        part.append(slot)
+        size += added
+
+    yield part
+
+
+def _step_batch(kind: _Kind, slots: list[_Slot], stats: StepStats) -> None:
+    counts = [slot.window.num for slot in slots]
+    X = torch.empty(sum(counts), *kind.shape, dtype=kind.dtype, device=kind.device)
+    for slot, part in zip(slots, X.split(counts), strict=True):
+        slot.blocks.pack(slot.place, part.view(slot.window.wide.shape))
+
+    filtered = apply_filter(X, kind.filter)
+    if kind.finish is not None and kind.beta2 is not None:
+        filtered = filtered._replace(X=kind.finish(filtered.X, _lines(slots), kind.beta2))
+
     sizes: list[float | Tensor] = []
-
     names: list[str] = []
-    for (job, index), block in zip(members, filtered.X.split(counts), strict=True):
-        window = job.windows[index]
-        name = job.group["name"]
-        size = job.group["lr"] * step_scale(job.group["scale"], window.rows, window.cols)
-        wide = block.view(window.wide.shape)
-        job.apply(index, wide, size)
+    sampled = _sampled(slots)
+    for number, (slot, part) in enumerate(zip(slots, filtered.X.split(counts), strict=True)):
+        size = _apply(slot, part)
+        if number in sampled:
+            _sample_cosine(slot, part, stats)
 
-        if (id(job), index) in sampled:
-            rows = slice(None, None, max(1, wide.shape[3] // SAMPLE_ROWS))
-            gradient = job.sample(index, rows)
-            if gradient is not None:
-                stats.add_sample(name, wide[:, :, :, rows], gradient)
+        sizes += [size] * slot.window.num
+        names += [slot.blocks.group["name"]] * slot.window.num
 
-        sizes += [size] * window.num
-        names += [name] * window.num
+    m, n = kind.shape
+    stats.add_blocks(names, filtered, _vector(sizes, kind.device), m * n)
 
+
+def _lines(slots: list[_Slot]) -> list[Lines]:
+    lines = []
+    for blocks, place in slots:
+        assert blocks.lines is not None
+        lines.append(Lines(blocks.lines[place], blocks.finite))
+
+    return lines
+
+
+def _apply(slot: _Slot, filtered: Tensor) -> float | Tensor:
+    """Step by the filtered blocks of a window; returns the size of the step."""
+    window = slot.window
+    group = slot.blocks.group
+
+    size = group["lr"] * step_scale(group["scale"], window.rows, window.cols)
+    slot.blocks.apply(slot.place, filtered.view(window.wide.shape), size)
+
+    return size
+
+
+def _sampled(slots: list[_Slot]) -> set[int]:
+    """Numbers of a few windows of each group, evenly spaced over the layers."""
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for number, slot in enumerate(slots):
+        by_group[slot.blocks.group["name"]].append(number)
+
+    chosen = set()
+    for numbers in by_group.values():
+        stride = -(-len(numbers) // SAMPLE_WINDOWS)
+        chosen.update(numbers[::stride])
+
+    return chosen
+
+
+def _sample_cosine(slot: _Slot, filtered: Tensor, stats: StepStats) -> None:
+    wide = filtered.view(slot.window.wide.shape)
+    rows = slice(None, None, max(1, wide.shape[3] // SAMPLE_ROWS))
+
+    gradient = slot.blocks.sample(slot.place, rows)
+    if gradient is not None:
+        stats.add_sample(slot.blocks.group["name"], wide[:, :, :, rows], gradient)
+
+
+def _vector(sizes: list[float | Tensor], device: torch.device) -> Tensor:
     if any(isinstance(size, Tensor) for size in sizes):
-        vector = torch.stack([torch.as_tensor(size, device=device) for size in sizes])
-    else:
-        vector = torch.tensor(sizes)  # stays on the host, where creating it waits for nothing
+        return torch.stack([torch.as_tensor(size, device=device) for size in sizes])
 
-    stats.add_blocks(names, filtered, vector, shape[0] * shape[1])
-
-
-def _normalize_lines(X: Tensor, members: list[tuple[Job, int]], beta2: float) -> Tensor:
-    """NorMuon: divide each line of the longer side by the root of its running mean square, and keep
-    the block's norm. The lines of the shorter side have equal norms already, since X X^T = I."""
-    states = [job.lines[index] for job, index in members if job.lines is not None]
-    masks = [job.finite for job, _ in members]
-    V = torch.cat(states)  # [B, n]
-
-    new = V.lerp(X.to(V.dtype).square().mean(1), 1 - beta2)
-    if masks[0] is not None:
-        each = [
-            mask.expand(len(state))
-            for mask, state in zip(masks, states, strict=True)
-            if mask is not None
-        ]
-        new = torch.where(torch.cat(each)[:, None], new, V)
-
-    torch._foreach_copy_(states, list(new.split([len(state) for state in states])))  # pyright: ignore
-    scaled = X / (new.sqrt() + _LINE_EPS)[:, None, :].to(X.dtype)
-    norms = [torch.linalg.vector_norm(x, dim=(1, 2), dtype=V.dtype) for x in (X, scaled)]
-    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], 0.0)
-
-    return scaled * ratio[:, None, None].to(X.dtype)
+    return torch.tensor(sizes)  # stays on the host, where creating it waits for nothing

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.models.adapters import widen_adapters
 from mesotron.optim import BUILDERS, RoutedOptimizer, triton
-from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
 from mesotron.runs import RunFolder
 

@@ -8,24 +8,22 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SPECTRAL_RULES = ("muon", "pion", "normuon")
-AUXILIARY_RULES = ("adamw", "sgd")
-RULES = SPECTRAL_RULES + AUXILIARY_RULES
 MAX_RAW_CHANNELS = 4  # of a convolution's input: an image, a video or a depth map
+_SPECTRAL_COLORS = ("cyan", "blue", "magenta", "red")
+_AUXILIARY_COLORS = ("yellow", "green")
 # JAX decides the spectral rule after the table is made and writes "matrix" for it.
 _COLORS = {
-    "muon": "cyan",
-    "pion": "magenta",
-    "normuon": "blue",
+    **dict(zip(SPECTRAL_RULES, cycle(_SPECTRAL_COLORS))),
     "matrix": "cyan",
-    "adamw": "yellow",
-    "sgd": "green",
+    **dict(zip(AUXILIARY_RULES, cycle(_AUXILIARY_COLORS))),
     "lora": "magenta",
 }
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
@@ -67,7 +65,7 @@ class Row:
     name: str
     shape: tuple[int, ...]  # of the (global) tensor
     role: str  # what the parameter is
-    rule: str  # "muon", "pion", "normuon", "adamw" or "sgd"; in JAX "matrix", "adamw" or "lora"
+    rule: str  # a name of `mesotron.config.rules`; in JAX "matrix", "adamw" or "lora"
     view: str  # the matrices a spectral rule filters; "whole" or "-" under the other rules
     lr_scale: float
     reason: str
@@ -102,7 +100,10 @@ class RoutingTable:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = tuple(rows)
-        self._by_name = {name: row for row in rows for name in (row.name, *row.aliases)}
+        self._by_name: dict[str, Row] = {}
+        for row in rows:
+            for name in (row.name, *row.aliases):
+                self._by_name[name] = row
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -121,8 +122,13 @@ class RoutingTable:
 
     def counts(self) -> dict[str, Count]:
         """Tensors and parameters per rule, spectral rules first."""
-        sizes = {rule: [r.numel for r in self.rows if r.rule == rule] for rule in _COLORS}
-        return {rule: Count(len(each), sum(each)) for rule, each in sizes.items() if each}
+        counts = {}
+        for rule in _COLORS:
+            sizes = [row.numel for row in self.rows if row.rule == rule]
+            if sizes:
+                counts[rule] = Count(len(sizes), sum(sizes))
+
+        return counts
 
     def merged(self) -> list[Row]:
         """Rows that differ only in their layer numbers as one, under a name with ranges.
@@ -163,8 +169,30 @@ class RoutingTable:
             changed since `route` is refused.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
-        advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
+        self._check_unchanged(named)
 
+        groups: dict[tuple[str, str, float], dict[str, Any]] = {}
+        for row in self.rows:
+            key = (row.rule, row.view, row.lr_scale)
+            if key not in groups:
+                groups[key] = {
+                    "params": [],
+                    "param_names": [],
+                    "name": _group_name(row),
+                    **common,
+                    "rule": row.rule,
+                    "view": row.view,
+                    "lr_scale": row.lr_scale,
+                }
+
+            groups[key]["params"].append(named[row.name])
+            groups[key]["param_names"].append(row.name)
+
+        return list(groups.values())
+
+    def _check_unchanged(self, named: dict[str, Any]) -> None:
+        """Refuse a model whose parameters are not those of the table."""
+        advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
         seen: set[int] = set()
         for row in self.rows:
             param = named.get(row.name)
@@ -178,33 +206,6 @@ class RoutingTable:
             if param.requires_grad and id(param) not in seen:
                 raise ValueError(f"{name} is trainable but not in the table: {advice}")
 
-        groups: dict[tuple[str, str, float], dict[str, Any]] = {}
-        for row in self.rows:
-            key = (row.rule, row.view, row.lr_scale)
-            if key not in groups:
-                is_viewed = row.rule in SPECTRAL_RULES and row.view != "whole"
-                group_name = f"{row.rule} {row.view}" if is_viewed else row.rule
-                if row.lr_scale != 1.0:
-                    group_name += f" lr*{row.lr_scale:g}"
-
-                groups[key] = {
-                    "params": [],
-                    "param_names": [],
-                    "name": group_name,
-                    **common,
-                }
-
-                groups[key] |= {
-                    "rule": row.rule,
-                    "view": row.view,
-                    "lr_scale": row.lr_scale,
-                }
-
-            groups[key]["params"].append(named[row.name])
-            groups[key]["param_names"].append(row.name)
-
-        return list(groups.values())
-
     def to_json(self) -> str:
         """The rows as a JSON array."""
         return json.dumps([asdict(row) for row in self.rows], indent=1)
@@ -213,17 +214,22 @@ class RoutingTable:
         """The table as aligned plain text; with `full`, repeated layers do not share a line."""
         cells = self._cells(full)
         widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells]
+        lines = []
+        for line in cells:
+            padded = [cell.ljust(width) for cell, width in zip(line, widths)]
+            lines.append("  ".join(padded).rstrip())
 
         return "\n".join([*lines, "", self.summary()]) + "\n"
 
     def summary(self) -> str:
         """One line: how many tensors and parameters each rule has."""
         total = max(sum(row.numel for row in self.rows), 1)
-        return "; ".join(
-            f"{rule}: {tensors} tensors, {size:,} parameters ({size / total:.1%})"
-            for rule, (tensors, size) in self.counts().items()
-        )
+        parts = []
+        for rule, (tensors, size) in self.counts().items():
+            share = size / total
+            parts.append(f"{rule}: {tensors} tensors, {size:,} parameters ({share:.1%})")
+
+        return "; ".join(parts)
 
     def render(self, console: "Console", *, full: bool = False) -> None:
         """Print the table with one color per rule."""
@@ -260,12 +266,27 @@ class RoutingTable:
         cells = [["parameter", "shape", "role", "rule", "view", "lr", "reason"]]
         for row in self.rows if full else self.merged():
             view = "-" if row.rule in AUXILIARY_RULES else row.view
-            reason = row.reason + (f"; tied to {', '.join(row.aliases)}" if row.aliases else "")
             shape = "x".join(map(str, row.shape)) or "scalar"
+            reason = row.reason
+            if row.aliases:
+                reason += f"; tied to {', '.join(row.aliases)}"
+
             cells.append([row.name, shape, row.role, row.rule, view, f"{row.lr_scale:g}", reason])
 
-        scaled = any(row.lr_scale != 1.0 for row in self.rows)
-        return cells if scaled else [[*line[:5], line[6]] for line in cells]
+        if any(row.lr_scale != 1.0 for row in self.rows):
+            return cells
+
+        return [[*line[:5], line[6]] for line in cells]
+
+
+def _group_name(row: Row) -> str:
+    name = row.rule
+    if row.rule in SPECTRAL_RULES and row.view != "whole":
+        name += f" {row.view}"
+    if row.lr_scale != 1.0:
+        name += f" lr*{row.lr_scale:g}"
+
+    return name
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mesotron.config import PartsOptimConfig
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
-from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
 from mesotron.vla.policy import PARTS
 

@@ -13,6 +13,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 from mesotron.optim import Muon, Pion  # noqa: E402
 from mesotron.optim import triton as kernels  # noqa: E402
+from mesotron.optim.kernels import KernelSteps  # noqa: E402
 from mesotron.optim.triton import elementwise  # noqa: E402
 
 pytestmark = [
@@ -151,7 +152,7 @@ def test_fused_is_closer_to_float64_than_plain_bfloat16(cls, options):
             continue
         assert distance(a, b, start) <= max(0.5 * distance(c, b, start), 1e-3)
 
-    ((plan, _),) = optimizer._fused.values()
+    (plan,) = optimizer._kernels.plans.values()
     assert plan._taken.count(True) == 8  # all but the interleaved view, not plain matrices
 
     expected = plain.stats()
@@ -271,7 +272,7 @@ def step_once(view="whole", transposed=False, **options):
     )
 
     optimizer.step()
-    ((plan, _),) = optimizer._fused.values()
+    (plan,) = optimizer._kernels.plans.values()
 
     return p.detach(), sum(plan._taken) == 1
 
@@ -336,12 +337,11 @@ def replay(change=lambda step, optimizer, params: None, captures=True, steps=8, 
 
         change(step, optimizer, params)
         if not captures:
-            optimizer._fused.clear()  # a new plan never replays
-            optimizer._replay = None
+            optimizer._kernels = KernelSteps()  # a new plan never replays
 
         optimizer.step()
 
-    ((plan, _),) = optimizer._fused.values()
+    (plan,) = optimizer._kernels.plans.values()
     return [p.detach().clone() for p in params], plan._graph, optimizer.stats()
 
 

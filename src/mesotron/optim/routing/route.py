@@ -12,19 +12,12 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from mesotron.optim.groups import check_not_flat
+from mesotron.config.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES
+from mesotron.optim.flat import check_not_flat
 from mesotron.optim.routing.roles import ModelFacts, role_of, survey
 from mesotron.optim.routing.sites import ModuleSite, is_a, walk
 from mesotron.optim.views import View
-from mesotron.spectral.routing import (
-    AUXILIARY_RULES,
-    RULES,
-    SPECTRAL_RULES,
-    Role,
-    RoutingTable,
-    Row,
-    unclear,
-)
+from mesotron.spectral.routing import Role, RoutingTable, Row, unclear
 
 Override = str | Mapping[str, object]
 Settings = dict[str, dict[str, object]]  # overrides: pattern -> rule, view, lr_scale

@@ -118,7 +118,7 @@ def extent(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
-class Member(NamedTuple):
+class ShardedMatrix(NamedTuple):
     """One sharded matrix parameter, as hashable data."""
 
     shape: tuple[int, ...]
@@ -145,7 +145,7 @@ class Parcel(NamedTuple):
     numel: int
 
 
-class Plan(NamedTuple):
+class ExchangePlan(NamedTuple):
     """The exchanges from one rank's side; each list of parcels has one entry per rank."""
 
     me: int
@@ -164,11 +164,11 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=32)
 def make_plan(
-    members: tuple[Member, ...],
+    members: tuple[ShardedMatrix, ...],
     mesh_shape: tuple[int, ...],
     coordinates: tuple[Coordinate, ...],
     me: int,
-) -> Plan:
+) -> ExchangePlan:
     """Plan the exchanges of one step for the rank `me` of a group; `members` are the matrices that
     step, in an order common to all ranks."""
     num_ranks = len(coordinates)
@@ -202,7 +202,7 @@ def make_plan(
                     returned[holder].append(at_owner)
 
     copies = tuple(held.index(held[me]) for held in boxes)
-    return Plan(
+    return ExchangePlan(
         me,
         pieces,
         owners,
@@ -294,7 +294,7 @@ def block_shapes(view: str, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
     return tuple((w.num, w.rows, w.cols) for w in windows)
 
 
-def _cut(number: int, member: Member, num_ranks: int) -> list[Piece]:
+def _cut(number: int, member: ShardedMatrix, num_ranks: int) -> list[Piece]:
     """Cut a parameter along its first dimension into at most `num_ranks` pieces, if its blocks are
     separate along it. Sharded along it, each rank's box is then a piece if the blocks fit."""
     view = View.parse(member.view)

@@ -1,16 +1,22 @@
 """The sharded step: DTensor parameters (FSDP2, HSDP, tensor parallel), each matrix filtered once.
 
-State lives on the shards. Directions go to the owner of each matrix and filtered updates come back,
-one all-to-all each (`exchange`). Before that one all-reduce agrees on which gradients exist and are
-finite (a rank without a gradient must not leave the others waiting, and one rank's NaN must stop
-the matrix on all of them), and afterwards one adds up the statistics, so every rank makes the same
-calls whatever it holds. FSDP1 and ZeRO are rejected (`groups`): flat shards are not matrices.
+State lives on the shards. The ranks of a mesh step their parameters together:
+
+    _agree             one all-reduce: which gradients exist, and which are finite
+    _step_auxiliary    AdamW or SGD on each rank's own elements
+    _step_spectral     directions go to the owner of each matrix, filtered updates come back, by one
+                       all-to-all each (`exchange`)
+    _share_statistics  one all-reduce
+
+So every rank makes the same calls whatever it holds: a rank without a gradient must not leave the
+others waiting, and one rank's NaN must stop the matrix on all of them. FSDP1 and ZeRO are rejected
+(`groups`): flat shards are not matrices.
 """
 
 import logging
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,12 +24,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.auxiliary import NEW_STATE, STEPS, Batch
+from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.device import rounding_seed
-from mesotron.optim.groups import AUXILIARY_RULES, Place
+from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
+from mesotron.optim.finite import on_host
 from mesotron.optim.leash import keep_start, pull
+from mesotron.optim.registry import AUXILIARY, Group, State
 from mesotron.optim.sharding.exchange import (
-    Member,
+    ExchangePlan,
+    ShardedMatrix,
     Team,
     block_shapes,
     exchange,
@@ -32,12 +41,11 @@ from mesotron.optim.sharding.exchange import (
     make_plan,
     team_of,
 )
+from mesotron.optim.state import ParamStep, momentum_of
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.step import (
     filter_and_apply,
     group_filter,
-    momentum_of,
-    on_host,
     step_weights,
     update_momentum,
     work_dtype,
@@ -45,14 +53,15 @@ from mesotron.optim.step import (
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
-Group = dict[str, Any]
-States = MutableMapping[Tensor, dict[str, Any]]
 _log = logging.getLogger("mesotron")
 
 
 class Part(NamedTuple):
+    """One parameter's share on this rank."""
+
     param: DTensor
     group: Group
+    state: State
     number: int  # in the optimizer
     weight: Tensor  # local, as the gradient
     grad: Tensor | None
@@ -89,7 +98,7 @@ class Agreement(NamedTuple):
         return on_host(self.largest)
 
 
-class OwnerJob:
+class OwnedBlocks:
     """A whole piece on its owner: `pack` reads the direction in it, `apply` overwrites it. The
     ratio of a window's scale to `reference` is applied here, the rest of the step size by the
     holders, in the precision of their weights."""
@@ -97,8 +106,8 @@ class OwnerJob:
     def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
         self.group = group
         self.reference = reference
-        self.lines = None
-        self.finite = None
+        self.lines: list[Tensor] | None = None
+        self.finite: Tensor | None = None
         self.windows = View.parse(view).windows(whole)
 
     def pack(self, index: int, out: Tensor) -> None:
@@ -113,77 +122,72 @@ class OwnerJob:
         return None
 
 
-def sharded_step(
-    states: States, names: list[str], members: Sequence[Place], stats: StepStats
-) -> None:
-    """Step all sharded parameters; every rank that holds a part of any of them must call it."""
+def sharded_step(steps: Sequence[ParamStep], names: list[str], stats: StepStats) -> None:
+    """Step all sharded parameters; every rank that holds a part of any of them must call it.
+    `names` are those of all groups, for the statistics."""
     meshes: dict[DeviceMesh, list[Part]] = {}
-    for p, group, number in members:
+    for step in steps:
+        p = step.param
         assert isinstance(p, DTensor)
         if p.device_mesh.get_coordinate() is None:
             continue
 
-        grad = p.grad
-        if grad is not None:
-            assert isinstance(grad, DTensor)
-            if grad.placements != p.placements:  # tensor parallel: pending sums
-                grad = grad.redistribute(placements=p.placements)
-            grad = grad.to_local()
-
-        meshes.setdefault(p.device_mesh, []).append(
-            Part(
-                p,
-                group,
-                number,
-                p.to_local(),
-                grad,
-            )
-        )
-        # State for every parameter, gradient or not: a distributed checkpoint needs equal keys on
-        # all ranks.
-        if group["rule"] not in AUXILIARY_RULES:
-            momentum_of(states[p], p, group)
-            keep_start(states[p], p, group)
-        elif not states[p]:
-            states[p].update(NEW_STATE[group["rule"]](p))
+        _prepare(step)
+        meshes.setdefault(p.device_mesh, []).append(_part(step, p))
 
     for mesh, parts in meshes.items():
-        _step_mesh(states, parts, team_of(mesh), names, stats)
+        _step_mesh(parts, team_of(mesh), names, stats)
 
 
-def _step_mesh(
-    states: States, parts: list[Part], team: Team, names: list[str], stats: StepStats
-) -> None:
+def _part(step: ParamStep, p: DTensor) -> Part:
+    grad = p.grad
+    if grad is not None:
+        assert isinstance(grad, DTensor)
+        if grad.placements != p.placements:  # tensor parallel: pending sums
+            grad = grad.redistribute(placements=p.placements)
+        grad = grad.to_local()
+
+    return Part(p, step.group, step.state, step.number, p.to_local(), grad)
+
+
+def _prepare(step: ParamStep) -> None:
+    """State for every parameter, gradient or not: a distributed checkpoint needs equal keys on all
+    ranks."""
+    if step.group["rule"] not in AUXILIARY_RULES:
+        momentum_of(step.state, step.param, step.group)
+        keep_start(step.state, step.param, step.group)
+    elif not step.state:
+        step.state.update(AUXILIARY[step.group["rule"]].new_state(step.param))
+
+
+def _step_mesh(parts: list[Part], team: Team, names: list[str], stats: StepStats) -> None:
     agreed = _agree(parts, team)
     _report_skipped(parts, agreed, team, stats)
-    local = StepStats()
-    _step_auxiliary(states, parts, agreed, team, local)
-    by_dtype: dict[torch.dtype, list[int]] = {}
 
-    ok = agreed.ok.tolist() if agreed.on_host else [True] * len(parts)
-    for k, part in enumerate(parts):
-        if not part.auxiliary and ok[k]:
-            by_dtype.setdefault(_wire_dtype(part), []).append(k)
+    local = StepStats()
+    for numbers in _auxiliary_groups(parts).values():
+        _step_auxiliary([parts[k] for k in numbers], _among(agreed, numbers), team, local)
 
     groups = []
     alignments = []
-    for dtype, numbers in by_dtype.items():
-        alignments.append(
-            _step_spectral(
-                states,
-                parts,
-                numbers,
-                dtype,
-                agreed,
-                team,
-                local,
-            )
-        )
+    for dtype, numbers in _spectral_dtypes(parts, agreed).items():
+        chosen = [parts[k] for k in numbers]
+        alignments.append(_step_spectral(chosen, dtype, _among(agreed, numbers), team, local))
+        groups += [part.group["name"] for part in chosen]
 
-        groups += [parts[k].group["name"] for k in numbers]
-
-    # Statistics are summed inside the step, so that reading them needs no other rank.
     totals = local.totals(names, parts[0].weight.device)
+    _share_statistics(totals, names, alignments, groups, team, stats)
+
+
+def _share_statistics(
+    totals: Tensor,
+    names: list[str],
+    alignments: list[Tensor],
+    groups: list[str],
+    team: Team,
+    stats: StepStats,
+) -> None:
+    """Sum the statistics inside the step, so that reading them needs no other rank."""
     table = torch.cat([totals.flatten(), *(a.flatten() for a in alignments)])
     dist.all_reduce(table, group=team.group)
     stats.shared.append((names, table[: totals.numel()].view_as(totals)))
@@ -198,12 +202,12 @@ def _agree(parts: list[Part], team: Team) -> Agreement:
     num = len(parts)
     device = parts[0].weight.device
     table = torch.zeros(2 * num, dtype=torch.float64, device=device)
-    present = [k for k, part in enumerate(parts) if part.grad is not None]
-    filled = [k for k in present if parts[k].weight.numel()]
 
+    present = [k for k, part in enumerate(parts) if part.grad is not None]
     if present:
         table.index_fill_(0, move(torch.tensor(present), device), 1.0)
 
+    filled = [k for k in present if parts[k].weight.numel()]
     if filled:
         grads = [parts[k].grad for k in filled]
         peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
@@ -214,15 +218,19 @@ def _agree(parts: list[Part], team: Team) -> Agreement:
     return Agreement(table[:num] > 0, table[num:])
 
 
+def _among(agreed: Agreement, numbers: list[int]) -> Agreement:
+    """What is agreed on some of the parts."""
+    index = move(torch.tensor(numbers), agreed.largest.device)
+    return Agreement(agreed.present.index_select(0, index), agreed.largest.index_select(0, index))
+
+
 def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: StepStats) -> None:
     """Record which gradients were finite; on the CPU, the first rank logs which were not."""
     finite = agreed.finite
     names = [part.group["name"] for part in parts]
     if agreed.on_host:
-        bad = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
-        for name, count in bad.items() if team.me == 0 else ():
-            text = "%d gradients in group %r are not finite on some rank: all ranks skip these"
-            _log.warning(text, count, name)
+        if team.me == 0:
+            _log_skipped(names, finite)
 
         present = agreed.present.tolist()
         names = [name for name, here in zip(names, present, strict=True) if here]
@@ -231,46 +239,60 @@ def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: Ste
     stats.finite.append((names, finite))
 
 
-def _step_auxiliary(
-    states: States, parts: list[Part], agreed: Agreement, team: Team, stats: StepStats
-) -> None:
-    """AdamW or SGD on each rank's own elements; a group's parts are stepped together."""
+def _log_skipped(names: list[str], finite: Tensor) -> None:
+    skipped = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
+    for name, count in skipped.items():
+        text = "%d gradients in group %r are not finite on some rank: all ranks skip these"
+        _log.warning(text, count, name)
+
+
+def _auxiliary_groups(parts: list[Part]) -> dict[str, list[int]]:
+    """The numbers of the parts of each auxiliary group, which are stepped together."""
     groups: dict[str, list[int]] = {}
     for k, part in enumerate(parts):
         if part.auxiliary:
             groups.setdefault(part.group["name"], []).append(k)
 
-    for numbers in groups.values():
-        if agreed.on_host:
-            ok = agreed.ok.tolist()
-            found_inf = None
-            kept = [k for k in numbers if ok[k]]
-        else:  # a flag on the device that stops the whole group
-            index = move(torch.tensor(numbers), agreed.finite.device)
-            found_inf = (~agreed.finite.index_select(0, index).all()).float()
-            kept = [k for k in numbers if parts[k].grad is not None]
+    return groups
 
-        kept = [k for k in kept if parts[k].weight.numel()]
-        if not kept:
-            continue
 
-        chosen = [parts[k] for k in kept]
-        local = [{key: _local(x) for key, x in states[part.param].items()} for part in chosen]
-        group = chosen[0].group
-        weights = [part.weight for part in chosen]
-        grads = [part.gradient() for part in chosen]
-        streams = [rounding_seed(0, part.number, _first_holder(part, team)) for part in chosen]
+def _spectral_dtypes(parts: list[Part], agreed: Agreement) -> dict[torch.dtype, list[int]]:
+    """The numbers of the matrices to step, by the dtype in which they travel."""
+    ok = agreed.ok.tolist() if agreed.on_host else [True] * len(parts)
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for k, part in enumerate(parts):
+        if not part.auxiliary and ok[k]:
+            by_dtype.setdefault(_wire_dtype(part), []).append(k)
 
-        batch = Batch(
-            weights,
-            grads,
-            local,
-            group,
-            found_inf,
-            streams,
-        )
+    return by_dtype
 
-        STEPS[group["rule"]](batch, stats)
+
+def _step_auxiliary(parts: list[Part], agreed: Agreement, team: Team, stats: StepStats) -> None:
+    """AdamW or SGD on this rank's own elements of one group."""
+    if agreed.on_host:
+        found_inf = None
+        usable = agreed.ok.tolist()
+    else:  # a flag on the device that stops the whole group
+        found_inf = (~agreed.finite.all()).float()
+        usable = [part.grad is not None for part in parts]
+
+    chosen = [part for part, ok in zip(parts, usable, strict=True) if ok and part.weight.numel()]
+    if not chosen:
+        return
+
+    batch = AuxiliaryBatch(
+        params=[part.weight for part in chosen],
+        grads=[part.gradient() for part in chosen],
+        states=[_local_state(part.state) for part in chosen],
+        group=chosen[0].group,
+        found_inf=found_inf,
+        streams=[rounding_seed(0, part.number, _first_holder(part, team)) for part in chosen],
+    )
+    step_auxiliary(batch, stats)
+
+
+def _local_state(state: State) -> State:
+    return {key: _local(value) for key, value in state.items()}
 
 
 def _first_holder(part: Part, team: Team) -> int:
@@ -294,88 +316,70 @@ def _wire_dtype(part: Part) -> torch.dtype:
 
 
 def _step_spectral(
-    states: States,
-    parts: list[Part],
-    numbers: list[int],
-    dtype: torch.dtype,
-    agreed: Agreement,
-    team: Team,
-    stats: StepStats,
+    parts: list[Part], dtype: torch.dtype, agreed: Agreement, team: Team, stats: StepStats
 ) -> Tensor:
-    """Filter and step the parts `numbers`; returns their `_alignment`, [len(numbers), 3]."""
-    chosen = [parts[k] for k in numbers]
-    members = tuple(_member(part, team) for part in chosen)
+    """Filter and step the matrices of one dtype; returns their `_alignment`, [len(parts), 3]."""
+    members = tuple(_member(part, team) for part in parts)
     plan = make_plan(members, team.mesh_shape, team.coordinates, team.me)
-    ok = agreed.ok
-    masks = [None if agreed.on_host else ok[k] for k in numbers]
+    device = agreed.largest.device
+    masks = [None] * len(parts) if agreed.on_host else list(agreed.ok)
 
-    wholes: list[Tensor | None] = [None] * len(plan.pieces)
-    for k in plan.owned:
-        wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=ok.device)
-
-    directions = [_direct(states, *pair) for pair in zip(chosen, masks, strict=True)]
-    exchange(
-        directions,
-        plan.out,
-        wholes,
-        plan.gathered,
-        team,
-        dtype,
-        ok.device,
-    )
-
+    wholes = _empty_pieces(plan, dtype, device)
+    directions = [_direct(*pair) for pair in zip(parts, masks, strict=True)]
+    exchange(directions, plan.out, wholes, plan.gathered, team, dtype, device)
     del directions  # as large as the shards
-    jobs = []
-    for k in plan.owned:
-        whole = wholes[k]
-        piece = plan.pieces[k]
-        assert whole is not None
-        part = chosen[piece.member]
-        jobs.append(OwnerJob(whole, part.group, piece.view, part.reference_scale()))
 
-    filter_and_apply(jobs, stats)
-    updates: list[Tensor | None] = [torch.empty_like(p.weight, dtype=dtype) for p in chosen]
-    exchange(
-        wholes,
-        plan.returned,
-        updates,
-        plan.back,
-        team,
-        dtype,
-        ok.device,
-    )
+    filter_and_apply(_owned_blocks(plan, wholes, parts), stats)
+
+    updates = [torch.empty_like(part.weight, dtype=dtype) for part in parts]
+    exchange(wholes, plan.returned, updates, plan.back, team, dtype, device)
 
     alignments = []
-    for k, (part, mask, update) in enumerate(zip(chosen, masks, updates, strict=True)):
-        assert update is not None
-
-        # The same for all holders of a copy, another for every other shard.
-        seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
-        step_size = part.group["lr"] * part.reference_scale()
-        step_weights(
-            part.weight,
-            update,
-            step_size,
-            part.group,
-            mask,
-            seed,
-        )
-
-        if part.group["leash"] is not None:
-            pull(
-                part.weight,
-                states[part.param],
-                part.group,
-                mask,
-                rounding_seed(seed, 0, 1),
-            )
-
-        alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
+    for k, (part, mask, update) in enumerate(zip(parts, masks, updates, strict=True)):
+        _apply(part, update, mask, plan.copies[k])
+        alignments.append(_alignment(part, update, agreed.largest[k], mask))
 
     return torch.stack(alignments)
 
 
-def _member(part: Part, team: Team) -> Member:
+def _empty_pieces(
+    plan: ExchangePlan, dtype: torch.dtype, device: torch.device
+) -> list[Tensor | None]:
+    """Room for the pieces that this rank owns; None for those of others."""
+    wholes: list[Tensor | None] = [None] * len(plan.pieces)
+    for k in plan.owned:
+        wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=device)
+
+    return wholes
+
+
+def _owned_blocks(
+    plan: ExchangePlan, wholes: list[Tensor | None], parts: list[Part]
+) -> list[OwnedBlocks]:
+    blocks = []
+    for k in plan.owned:
+        whole = wholes[k]
+        assert whole is not None
+
+        piece = plan.pieces[k]
+        part = parts[piece.member]
+        blocks.append(OwnedBlocks(whole, part.group, piece.view, part.reference_scale()))
+
+    return blocks
+
+
+def _apply(part: Part, update: Tensor, finite: Tensor | None, holder: int) -> None:
+    """Step this rank's weights; `holder` is the first rank with a copy of them."""
+    # The same for all holders of a copy, another for every other shard.
+    seed = rounding_seed(part.group["step"], part.number, holder)
+    step_size = part.group["lr"] * part.reference_scale()
+    step_weights(part.weight, update, step_size, part.group, finite, seed)
+
+    if part.group["leash"] is not None:
+        pull(part.weight, part.state, part.group, finite, rounding_seed(seed, 0, 1))
+
+
+def _member(part: Part, team: Team) -> ShardedMatrix:
     p = part.param
     group = part.group
     box = local_box(p.shape, p.placements, team.mesh_shape, team.coordinates[team.me])
@@ -387,14 +391,13 @@ def _member(part: Part, team: Team) -> Member:
             "even chunks; shard it with fully_shard or distribute_tensor"
         )
 
-    return Member(tuple(p.shape), p.placements, group["view"], group_filter(group))
+    return ShardedMatrix(tuple(p.shape), p.placements, group["view"], group_filter(group))
 
 
-def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
+def _direct(part: Part, finite: Tensor | None) -> Tensor:
     """Update this rank's momentum; returns the direction, zero where nothing will be stepped."""
-    grad = part.gradient()
-    momentum = _local(states[part.param]["momentum_buffer"])
-    U = update_momentum(grad, momentum, part.group, finite)
+    momentum = _local(part.state["momentum_buffer"])
+    U = update_momentum(part.gradient(), momentum, part.group, finite)
 
     return U if finite is None else torch.where(finite, U, 0.0)
 
@@ -408,8 +411,9 @@ def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | Non
     dim = part.param.ndim - 2 if View.parse(part.group["view"]).layout == "stack" else 0
     stride = max(1, part.param.shape[dim] // SAMPLE_ROWS)
     rows = (*[slice(None)] * dim, slice(None, None, stride))
-    x, g = (t[rows].flatten().double() for t in (update, part.gradient()))
 
+    x = update[rows].flatten().double()
+    g = part.gradient()[rows].flatten().double()
     g = g / largest.clamp_min(torch.finfo(torch.float32).tiny)
     if finite is not None:
         g = torch.where(finite, g, 0.0)

@@ -9,7 +9,6 @@ Legend: P parameters of one group and one set of dtypes, cut into C chunks of CH
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mesotron.optim.device import rounding_seed, step_seed
+from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import StepStats
 from mesotron.optim.triton.elementwise import (
     INFINITY_BITS,
@@ -28,35 +28,27 @@ from mesotron.optim.triton.elementwise import (
 CHUNK = 4096
 
 
-class Vector(NamedTuple):
-    """One parameter that AdamW steps; `number` is its index in the optimizer."""
-
-    param: Tensor
-    grad: Tensor
-    state: dict[str, Any]
-    group: dict[str, Any]
-    number: int
-
-
-def can_fuse(vector: Vector) -> bool:
-    p, grad, state, group, _ = vector
-    if group["rule"] != "adamw" or group["fused"] is False:
+def can_fuse(step: ParamStep) -> bool:
+    p = step.param
+    state = step.state
+    if step.group["rule"] != "adamw" or step.group["fused"] is False:
+        return False
+    if not torch.ops.aten.is_non_overlapping_and_dense(p) or state["step"].device != p.device:
         return False
 
-    tensors = (p, grad, state["exp_avg"], state["exp_avg_sq"])
-    return (
-        all(t.dtype in TRITON_DTYPES and t.stride() == p.stride() for t in tensors)
-        and all(t.dtype == torch.float32 for t in (*tensors[2:], state["step"]))
-        and state["step"].device == p.device
-        and torch.ops.aten.is_non_overlapping_and_dense(p)
-    )
+    moments = (state["exp_avg"], state["exp_avg_sq"])
+    if any(t.dtype != torch.float32 for t in (*moments, state["step"])):
+        return False
+
+    tensors = (p, step.grad, *moments)
+    return all(t.dtype in TRITON_DTYPES and t.stride() == p.stride() for t in tensors)
 
 
 @dataclass
-class Batch:
+class FusedBatch:
     """Parameters of one group and one set of dtypes; `first` is the place of their gradients."""
 
-    vectors: list[Vector]
+    steps: list[ParamStep]
     group: int
     first: int
     table: Tensor  # int64 [P, 4]: addresses of weights, m and v; number of elements
@@ -64,31 +56,40 @@ class Batch:
     streams: Tensor  # int64 [P], from `rounding_seed`
     aligned: bool
 
+    @property
+    def dtypes(self) -> tuple:
+        """Triton's, of the weights and of the gradients."""
+        first = self.steps[0]
+        return TRITON_DTYPES[first.param.dtype], TRITON_DTYPES[first.grad.dtype]
 
-def make_batch(vectors: list[Vector], group: int, first: int) -> Batch:
-    device = vectors[0].param.device
-    rows = [
-        (
-            *(t.data_ptr() for t in (v.param, v.state["exp_avg"], v.state["exp_avg_sq"])),
-            v.param.numel(),
-        )
-        for v in vectors
-    ]
+    def gradients(self, addresses: Tensor) -> Tensor:
+        """Of all gradients' addresses those of this batch."""
+        return addresses[self.first : self.first + len(self.steps)]
 
-    counts = torch.tensor([-(-row[3] // CHUNK) for row in rows])
+
+def make_batch(steps: list[ParamStep], group: int, first: int) -> FusedBatch:
+    device = steps[0].param.device
+    rows = []
+    addresses = []
+    for step in steps:
+        tensors = (step.param, step.state["exp_avg"], step.state["exp_avg_sq"])
+        places = [t.data_ptr() for t in tensors]
+        rows.append([*places, step.param.numel()])
+        addresses += [*places, step.grad.data_ptr()]
+
+    counts = torch.tensor([-(-numel // CHUNK) for *_, numel in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
     place = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
-    streams = [rounding_seed(0, v.number, 0) for v in vectors]
-    addresses = [address for row in rows for address in row[:3]]
+    streams = [rounding_seed(0, step.number, 0) for step in steps]
 
-    return Batch(
-        vectors=vectors,
+    return FusedBatch(
+        steps=steps,
         group=group,
         first=first,
         table=torch.tensor(rows, device=device),
         chunks=torch.stack([owner, place], dim=1).int().to(device),
         streams=torch.tensor(streams, device=device),
-        aligned=not any(x % 16 for x in (*addresses, *(v.grad.data_ptr() for v in vectors))),
+        aligned=all(address % 16 == 0 for address in addresses),
     )
 
 
@@ -183,70 +184,99 @@ def _adamw_kernel(
     tl.store(sums + 3 * tl.program_id(0) + 2, tl.sum(scaled * scaled))
 
 
-def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepStats) -> None:
+def run(batches: list[FusedBatch], addresses: Tensor, numbers: Tensor, stats: StepStats) -> None:
     """Step the batches of one group. `addresses`, int64, has a gradient's address for each of all
     parameters; `numbers`, float64, has lr, weight decay, momentum, beta1, beta2 and eps. A gradient
     that is not finite stops the whole group."""
     lr, weight_decay, _, beta1, beta2, eps = numbers.unbind()
-    device = addresses.device
-    name = batches[0].vectors[0].group["name"]
-    vectors = [v for batch in batches for v in batch.vectors]
-    peaks = torch.zeros(len(vectors), dtype=torch.int32, device=device)
+    steps = [step for batch in batches for step in batch.steps]
+    name = steps[0].group["name"]
 
-    parts = peaks.split([len(batch.vectors) for batch in batches])
-    for batch, part in zip(batches, parts, strict=True):
-        grads = addresses[batch.first : batch.first + len(batch.vectors)]
+    peaks = _find_peaks(batches, addresses)
+    finite = peaks < INFINITY_BITS
+    stats.finite.append(([name] * len(steps), finite))
+
+    # One flag for each: a single tensor would be read by the host.
+    counters = [step.state["step"] for step in steps]
+    torch._foreach_add_(counters, [finite.all().float()] * len(counters))  # pyright: ignore
+
+    peak = peaks.amax()
+    factors = torch.stack([lr * weight_decay, eps, 1 - beta1, beta2, 1 - beta2]).float()
+    sums = []
+    for batch in batches:
+        counts = torch.stack([step.state["step"] for step in batch.steps])
+        corrections = _bias_corrections(counts, lr, beta1, beta2)
+        seeds = step_seed(counts, batch.streams)
+        sums.append(_launch(batch, addresses, peak, factors, corrections, seeds))
+
+    _record(torch.cat(sums), sum(step.param.numel() for step in steps), name, stats)
+
+
+def _find_peaks(batches: list[FusedBatch], addresses: Tensor) -> Tensor:
+    """The largest magnitude of each gradient, int32 [P], as bits that sort like it."""
+    sizes = [len(batch.steps) for batch in batches]
+    peaks = torch.zeros(sum(sizes), dtype=torch.int32, device=addresses.device)
+    for batch, part in zip(batches, peaks.split(sizes), strict=True):
+        _, gradient_dtype = batch.dtypes
         _peak_kernel[(len(batch.chunks),)](
-            grads,
+            batch.gradients(addresses),
             batch.table,
             batch.chunks,
             part,
-            TRITON_DTYPES[batch.vectors[0].grad.dtype],
+            gradient_dtype,
             ALIGNED=batch.aligned,
             CHUNK=CHUNK,
             num_warps=8,
         )
 
-    finite = peaks < INFINITY_BITS
-    stats.finite.append(([name] * len(vectors), finite))
-    peak = peaks.amax()
-    counters = [v.state["step"] for v in vectors]
+    return peaks
 
-    # One flag for each: a single tensor would be read by the host.
-    torch._foreach_add_(counters, [finite.all().float()] * len(counters))  # pyright: ignore
-    factors = torch.stack([lr * weight_decay, eps, 1 - beta1, beta2, 1 - beta2]).float()
 
-    sums = []
-    for batch in batches:
-        steps = torch.stack([v.state["step"] for v in batch.vectors])
+def _bias_corrections(counts: Tensor, lr: Tensor, beta1: Tensor, beta2: Tensor) -> Tensor:
+    """lr / (1 - beta1^t) and sqrt(1 - beta2^t), float32 [P, 2]."""
+    # In float64: 1 - 0.999 would lose four digits.
+    t = counts.clamp_min(1).double()
+    root = (1 - beta2**t).sqrt()
 
-        # In float64: 1 - 0.999 would lose four digits.
-        wide = steps.clamp_min(1).double()
-        root = (1 - beta2**wide).sqrt()
-        corrections = torch.stack([lr / (1 - beta1**wide), root], dim=1).float()
-        seeds = step_seed(steps, batch.streams)
-        sums.append(torch.empty(len(batch.chunks), 3, dtype=torch.float32, device=device))
-        first = batch.vectors[0]
-        grads = addresses[batch.first : batch.first + len(batch.vectors)]
+    return torch.stack([lr / (1 - beta1**t), root], dim=1).float()
 
-        _adamw_kernel[(len(batch.chunks),)](
-            grads,
-            batch.table,
-            batch.chunks,
-            peak,
-            factors,
-            corrections,
-            seeds,
-            sums[-1],
-            W_DTYPE=TRITON_DTYPES[first.param.dtype],
-            G_DTYPE=TRITON_DTYPES[first.grad.dtype],
-            ALIGNED=batch.aligned,
-            CHUNK=CHUNK,
-            num_warps=8,
-        )
 
-    moved, product, square = torch.cat(sums).double().sum(dim=0).unbind()
-    count = sum(v.param.numel() for v in vectors)
+def _launch(
+    batch: FusedBatch,
+    addresses: Tensor,
+    peak: Tensor,
+    factors: Tensor,
+    corrections: Tensor,
+    seeds: Tensor,
+) -> Tensor:
+    """Step a batch; returns the sums of each chunk, float32 [C, 3]."""
+    num_chunks = len(batch.chunks)
+    sums = torch.empty(num_chunks, 3, dtype=torch.float32, device=addresses.device)
+    weight_dtype, gradient_dtype = batch.dtypes
+
+    _adamw_kernel[(num_chunks,)](
+        batch.gradients(addresses),
+        batch.table,
+        batch.chunks,
+        peak,
+        factors,
+        corrections,
+        seeds,
+        sums,
+        W_DTYPE=weight_dtype,
+        G_DTYPE=gradient_dtype,
+        ALIGNED=batch.aligned,
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+    return sums
+
+
+def _record(sums: Tensor, count: int, name: str, stats: StepStats) -> None:
+    """Statistics from [C, 3] sums over chunks: moved^2, moved * gradient, gradient^2."""
+    moved, product, square = sums.double().sum(dim=0).unbind()
     stats.updates.append((name, (moved / count).sqrt(), count))
+
     length = (moved * square).sqrt()
-    stats.cosines.append(([name], (product / length).masked_fill(length == 0, 0.0)[None]))
+    cosine = (product / length).masked_fill(length == 0, 0.0)
+    stats.cosines.append(([name], cosine[None]))

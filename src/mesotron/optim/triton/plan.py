@@ -5,15 +5,18 @@ changes. It is the host's whole share of a fused step.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mesotron.optim import triton
-from mesotron.optim.step import Member, group_filter
+from mesotron.optim.registry import Group
+from mesotron.optim.state import ParamStep
+from mesotron.optim.step import group_filter
 from mesotron.optim.triton import elementwise
 from mesotron.optim.views import View
 from mesotron.spectral import Filter
@@ -61,7 +64,8 @@ class Bucket:
 
 
 class _Block(NamedTuple):
-    """One block: its member and its 2-D views of weight, gradient and momentum."""
+    """One block: its parameter, its 2-D views of weight, gradient and momentum, and the size of
+    the logical matrix."""
 
     member: int
     views: tuple[Tensor, ...]
@@ -69,15 +73,15 @@ class _Block(NamedTuple):
     cols: int
 
 
-def can_fuse(member: Member) -> bool:
-    p = member.param
-    group = member.group
-    if group["fused"] is False or member.lines is not None or not triton.available(p.device):
+def can_fuse(step: ParamStep) -> bool:
+    p = step.param
+    group = step.group
+    if group["fused"] is False or step.lines is not None or not triton.available(p.device):
         return False
     if group_filter(group).rank is not None or group["dtype"] is not None:
         return False
 
-    tensors = (p, member.grad, member.momentum)
+    tensors = (p, step.grad, step.momentum)
     if any(t.dtype not in _DTYPES for t in tensors):
         return False
 
@@ -110,12 +114,14 @@ def _block_strides(wide: Tensor) -> tuple[int, int] | None:
     return (row, column) if 1 in (row, column) else None
 
 
-def group_settings(group: dict[str, Any]) -> tuple:
+def group_settings(group: Group) -> tuple:
     """What a plan takes from a group. Numbers are read at every step, from the dict the plan was
     made for; tensors are read on the device, so they must stay the same ones."""
+    settings = [group[key] for key in _SETTINGS]
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
-    tensors = (id(value) if isinstance(value, Tensor) else None for value in values)
-    return (id(group), *(group[k] for k in _SETTINGS), _identity(group["momentum"]), *tensors)
+    tensors = [id(value) if isinstance(value, Tensor) else None for value in values]
+
+    return (id(group), *settings, _identity(group["momentum"]), *tensors)
 
 
 def _identity(value: float | Tensor) -> float | int:
@@ -123,45 +129,59 @@ def _identity(value: float | Tensor) -> float | int:
     return id(value) if isinstance(value, Tensor) else value
 
 
-def unique_groups(members: list[Member]) -> list[dict[str, Any]]:
+def unique_groups(members: list[ParamStep]) -> list[Group]:
     return list({id(m.group): m.group for m in members}.values())
 
 
-def make_buckets(members: list[Member]) -> list[Bucket]:
-    by_key: dict[tuple, list[_Block]] = defaultdict(list)
+class _Kind(NamedTuple):
+    """What the blocks of a bucket have in common."""
+
+    filter: Filter
+    nesterov: bool
+    momentum: float | int
+    shape: tuple[int, int]
+    dtypes: tuple[torch.dtype, ...]
+    alone: int | None
+
+
+def make_buckets(members: list[ParamStep]) -> list[Bucket]:
+    by_kind: dict[_Kind, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
-        group = member.group
-        view = View.parse(group["view"])
-        tensors = (member.param, member.grad, member.momentum)
-        settings = (group_filter(group), group["nesterov"], _identity(group["momentum"]))
-        dtypes = tuple(t.dtype for t in tensors)
-
-        alone = None if group["batched"] else number
-        for windows in zip(*(view.windows(t) for t in tensors), strict=True):
-            key = (*settings, windows[0].block_shape, dtypes, alone)
-            rows = windows[0].rows
-
-            cols = windows[0].cols
-            for views in zip(*(_block_views(window.wide) for window in windows), strict=True):
-                by_key[key].append(_Block(number, views, rows, cols))
+        for kind, block in _blocks_of(member, number):
+            by_kind[kind].append(block)
 
     buckets = []
-    for (filter, nesterov, _, (m, n), _, _), blocks in by_key.items():
+    for kind, blocks in by_kind.items():
+        m, n = kind.shape
         most = max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize))
         count = -(-len(blocks) // min(most, elementwise.LARGEST_GRID))
         for part in range(count):  # parts of equal size
             cut = slice(part * len(blocks) // count, (part + 1) * len(blocks) // count)
-            buckets.append(
-                _make_bucket(
-                    filter,
-                    (m, n),
-                    nesterov,
-                    blocks[cut],
-                    members,
-                )
-            )
+            buckets.append(_make_bucket(kind, blocks[cut], members))
 
     return buckets
+
+
+def _blocks_of(member: ParamStep, number: int) -> Iterator[tuple[_Kind, _Block]]:
+    group = member.group
+    view = View.parse(group["view"])
+    tensors = (member.param, member.grad, member.momentum)
+    filter = group_filter(group)
+
+    for windows in zip(*(view.windows(t) for t in tensors), strict=True):
+        first = windows[0]
+        kind = _Kind(
+            filter=filter,
+            nesterov=group["nesterov"],
+            momentum=_identity(group["momentum"]),
+            shape=first.block_shape,
+            dtypes=tuple(t.dtype for t in tensors),
+            alone=None if group["batched"] else number,
+        )
+
+        blocks = [_block_views(window.wide) for window in windows]
+        for views in zip(*blocks, strict=True):
+            yield kind, _Block(number, views, first.rows, first.cols)
 
 
 def _block_views(wide: Tensor) -> list[Tensor]:
@@ -170,37 +190,43 @@ def _block_views(wide: Tensor) -> list[Tensor]:
     strides = _block_strides(wide)
     assert strides is not None  # `can_fuse` has checked
 
-    first, (s0, s1) = int(wide.storage_offset()), wide.stride()[:2]
-    offsets = [first + i * s0 + j * s1 for i in range(stack) for j in range(cut)]
+    first = int(wide.storage_offset())
+    s0, s1 = wide.stride()[:2]
+    views = []
+    for i in range(stack):
+        for j in range(cut):
+            offset = first + i * s0 + j * s1
+            views.append(wide.as_strided((r1 * r2, c1 * c2), strides, offset))
 
-    return [wide.as_strided((r1 * r2, c1 * c2), strides, offset) for offset in offsets]
+    return views
 
 
-def _make_bucket(
-    filter: Filter,
-    shape: tuple[int, int],
-    nesterov: bool,
-    blocks: list[_Block],
-    members: list[Member],
-) -> Bucket:
-    weights, grads, momenta = (
-        elementwise.tabulate(views) for views in zip(*(b.views for b in blocks))
-    )
-    owners = [members[block.member].group for block in blocks]
+def _make_bucket(kind: _Kind, blocks: list[_Block], members: list[ParamStep]) -> Bucket:
+    weights, grads, momenta = map(elementwise.tabulate, zip(*(block.views for block in blocks)))
     number = {id(group): i for i, group in enumerate(unique_groups(members))}
-    scales = [step_scale(g["scale"], b.rows, b.cols) for g, b in zip(owners, blocks, strict=True)]
+
+    groups = []
+    names = []
+    scales = []
+    grad_offsets = []
+    for block in blocks:
+        member = members[block.member]
+        groups.append(number[id(member.group)])
+        names.append(member.group["name"])
+        scales.append(step_scale(member.group["scale"], block.rows, block.cols))
+        grad_offsets.append(block.views[1].data_ptr() - member.grad.data_ptr())
 
     return Bucket(
-        filter=filter,
-        shape=shape,
-        nesterov=nesterov,
+        filter=kind.filter,
+        shape=kind.shape,
+        nesterov=kind.nesterov,
         members=[block.member for block in blocks],
-        groups=[number[id(group)] for group in owners],
-        names=[group["name"] for group in owners],
+        groups=groups,
+        names=names,
         weights=weights,
         grads=grads,
         momenta=momenta,
-        grad_offsets=[b.views[1].data_ptr() - members[b.member].grad.data_ptr() for b in blocks],
+        grad_offsets=grad_offsets,
         scale=torch.tensor(scales, device=members[0].param.device),
         momentum_peak=elementwise.inspect(momenta),
     )

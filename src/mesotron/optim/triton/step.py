@@ -17,17 +17,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, compress, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.matrix import Filtered, largest_eigenvalue
+from mesotron.optim.registry import Group, State
+from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import StepStats
-from mesotron.optim.step import Member
 from mesotron.optim.triton import adamw, elementwise
-from mesotron.optim.triton.adamw import Vector
 from mesotron.optim.triton.heads import filter_heads, largest_m
 from mesotron.optim.triton.plan import (
     WORK_DTYPE,
@@ -56,45 +56,31 @@ class FusedStep:
     graph, and from the second run on the host only replays it."""
 
     def __init__(
-        self, candidates: list[Member], beside: list[list[Vector]], patience: int = 1
+        self, candidates: list[ParamStep], beside: list[list[ParamStep]], patience: int = 1
     ) -> None:
         self._signature = _signature(candidates, beside)
-        self._taken = [can_fuse(member) for member in candidates]
-        self.beside = [all(adamw.can_fuse(v) for v in vectors) for vectors in beside]
+        self._taken = [can_fuse(step) for step in candidates]
+        self.beside = [all(map(adamw.can_fuse, steps)) for steps in beside]
+
         members = list(compress(candidates, self._taken))
-        groups = [sorted(vectors, key=_dtypes) for vectors in compress(beside, self.beside)]
+        groups = [sorted(steps, key=_dtypes) for steps in compress(beside, self.beside)]
         device = candidates[0].param.device
         self._names = [m.group["name"] for m in members]
         self._buckets = make_buckets(members)
-        tables = [bucket.grads.entries for bucket in self._buckets]
-        self._entries = torch.cat(tables) if tables else torch.empty(0, 3, device=device)
-
-        for bucket, part in zip(self._buckets, self._entries.split(list(map(len, tables)))):
-            bucket.grads = replace(bucket.grads, entries=part)
-
-        self._windows = [
-            (members[i].number, offset)
-            for bucket in self._buckets
-            for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
-        ]
-
-        self._windows += [(v.number, 0) for vectors in groups for v in vectors]
+        self._entries = _shared_entries(self._buckets, device)
         self._adamw = _make_batches(groups, len(self._entries), len(unique_groups(members)))
+
+        self._windows = _gradient_windows(self._buckets, members, groups)
         self._inputs = _Inputs(
-            unique_groups(members) + [vectors[0].group for vectors in groups],
-            len(self._entries) + sum(map(len, groups)),
+            unique_groups(members) + [steps[0].group for steps in groups],
+            len(self._windows),
             device,
         )
 
-        self._owners = torch.tensor([g for b in self._buckets for g in b.groups], device=device)
+        owners = [group for bucket in self._buckets for group in bucket.groups]
+        self._owners = torch.tensor(owners, device=device)
         self._peaks = _GradientPeaks(self._buckets, len(members), device)
-
-        # 64 bits: the bucket and its first parameter above, the step below, counted on the device.
-        step = max((m.group["step"] for m in members), default=0) - 1
-        firsts = [members[bucket.members[0]].number for bucket in self._buckets]
-        streams = [rounding_seed(0, number, k) >> 1 for k, number in enumerate(firsts)]
-        seeds = [(stream << 32) + step for stream in streams]
-        self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+        self._seeds = _first_seeds(self._buckets, members, device)
 
         # Runs before the capture; negative: never. What is left for the plain step cannot join.
         whole = all(self._taken) and all(self.beside) and device.type == "cuda"
@@ -102,17 +88,16 @@ class FusedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._recorded = StepStats()
 
-    def fits(self, candidates: list[Member], beside: list[list[Vector]]) -> bool:
+    def fits(self, candidates: list[ParamStep], beside: list[list[ParamStep]]) -> bool:
         return self._signature == _signature(candidates, beside)
 
     def run(
-        self, candidates: list[Member], beside: list[list[Vector]], stats: StepStats
-    ) -> list[Member]:
-        """Step the members that the kernels support, and the groups that `beside` marks; returns
-        the other members, for the plain step."""
-        bases = {m.number: m.grad.data_ptr() for m in candidates}
-        bases |= {v.number: v.grad.data_ptr() for v in chain.from_iterable(beside)}
-        self.refresh(bases)
+        self, candidates: list[ParamStep], beside: list[list[ParamStep]], stats: StepStats
+    ) -> list[ParamStep]:
+        """Step the parameters that the kernels support, and the groups that `beside` marks; returns
+        the other parameters, for the plain step."""
+        everything = chain(candidates, chain.from_iterable(beside))
+        self.refresh({step.number: step.grad.data_ptr() for step in everything})
 
         capturing = self._patience >= 0 and torch.cuda.is_current_stream_capturing()
         if self._graph is None and self._patience == 0 and not capturing:
@@ -124,11 +109,11 @@ class FusedStep:
             self._launch(stats)
             self._patience -= self._patience > 0
 
-        return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
+        return [step for step, taken in zip(candidates, self._taken, strict=True) if not taken]
 
-    def replayed(self, groups: list[dict[str, Any]], state: Mapping) -> "Replay | None":
+    def replayed(self, groups: list[Group], states: Mapping) -> "StepReplay | None":
         """For an optimizer whose steps are all in this plan; None before it is captured."""
-        return Replay(self, groups, state) if self._graph is not None else None
+        return StepReplay(self, groups, states) if self._graph is not None else None
 
     def refresh(self, bases: Mapping[int, int] | Sequence[int]) -> None:
         """Upload the gradients' addresses, by the parameters' numbers, and the groups' numbers."""
@@ -150,35 +135,26 @@ class FusedStep:
                 adamw.run(batches, self._inputs.addresses, numbers[batches[0].group], stats)
 
         if self._buckets:
-            self._entries[:, 0].copy_(self._inputs.addresses[: len(self._entries)])
-            table = numbers[:, :3].float()
-            lr, decay = table.T[:2, self._owners]
-            sizes = [len(bucket.groups) for bucket in self._buckets]
-            rates = zip(lr.split(sizes), decay.split(sizes), strict=True)
-            seeds = self._seeds.add_(1).unbind()  # on the device, so that a replay goes on
-
-            peaks = self._peaks.find(self._buckets)
-            for bucket, peak, rate, seed in zip(
-                self._buckets,
-                peaks,
-                rates,
-                seeds,
-                strict=True,
-            ):
-                blocks = _run_bucket(
-                    bucket,
-                    peak,
-                    table[bucket.groups[0], 2],
-                    rate,
-                    seed,
-                )
-
-                stats.lazy.append((bucket.names, *blocks))
-
-            stats.finite.append((self._names, self._peaks.finite(peaks)))
+            self._launch_buckets(numbers[:, :3].float(), stats)
 
         if main is not None:
             main.wait_stream(branch)  # pyright: ignore
+
+    def _launch_buckets(self, table: Tensor, stats: StepStats) -> None:
+        """`table` has lr, weight decay and momentum of each group, float32 [groups, 3]."""
+        self._entries[:, 0].copy_(self._inputs.addresses[: len(self._entries)])
+        lr, decay = table.T[:2, self._owners]
+        sizes = [len(bucket.groups) for bucket in self._buckets]
+        rates = list(zip(lr.split(sizes), decay.split(sizes), strict=True))
+        seeds = self._seeds.add_(1).unbind()  # on the device, so that a replay goes on
+
+        peaks = self._peaks.find(self._buckets)
+        for k, bucket in enumerate(self._buckets):
+            mu = table[bucket.groups[0], 2]
+            blocks = _run_bucket(bucket, peaks[k], mu, rates[k], seeds[k])
+            stats.lazy.append((bucket.names, *blocks))
+
+        stats.finite.append((self._names, self._peaks.finite(peaks)))
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -205,27 +181,96 @@ class FusedStep:
         current.wait_stream(side)
 
 
-class Replay:
+def _shared_entries(buckets: list[Bucket], device: torch.device) -> Tensor:
+    """One table of all buckets' gradients, int64 [blocks, 3], of which each bucket keeps a part."""
+    tables = [bucket.grads.entries for bucket in buckets]
+    if not tables:
+        return torch.empty(0, 3, device=device)
+
+    entries = torch.cat(tables)
+    parts = entries.split([len(table) for table in tables])
+    for bucket, part in zip(buckets, parts, strict=True):
+        bucket.grads = replace(bucket.grads, entries=part)
+
+    return entries
+
+
+def _gradient_windows(
+    buckets: list[Bucket], members: list[ParamStep], groups: list[list[ParamStep]]
+) -> list[tuple[int, int]]:
+    """For each block, and then for each parameter of AdamW, the parameter's number and where its
+    gradient begins in that parameter's, in bytes."""
+    windows = []
+    for bucket in buckets:
+        for member, offset in zip(bucket.members, bucket.grad_offsets, strict=True):
+            windows.append((members[member].number, offset))
+
+    windows += [(step.number, 0) for steps in groups for step in steps]
+    return windows
+
+
+def _first_seeds(buckets: list[Bucket], members: list[ParamStep], device: torch.device) -> Tensor:
+    """64 bits for each bucket: it and its first parameter above, the step below, counted on the
+    device."""
+    step = max((m.group["step"] for m in members), default=0) - 1
+    seeds = []
+    for k, bucket in enumerate(buckets):
+        first = members[bucket.members[0]].number
+        stream = rounding_seed(0, first, k) >> 1
+        seeds.append((stream << 32) + step)
+
+    return torch.tensor(seeds, dtype=torch.int64, device=device)
+
+
+class _Seen(NamedTuple):
+    """What a replay depends on in one parameter."""
+
+    param: Tensor
+    address: int
+    layout: tuple | None  # of its gradient; None without one
+    state: State | None
+    tensors: tuple  # of the state
+
+    def is_unchanged(self, states: Mapping) -> bool:
+        grad = self.param.grad
+        layout = None if grad is None else _layout(grad)
+        if layout != self.layout or self.param.data_ptr() != self.address:
+            return False
+        if grad is None:
+            return True
+
+        own = states[self.param]
+        if own is not self.state:
+            return False
+
+        return all(x is y for x, y in zip(own.values(), self.tensors))
+
+
+class StepReplay:
     """A captured step of a whole optimizer, replayed after a quick look at everything that it
     depends on: a tenth of a millisecond where planning looks for one."""
 
-    def __init__(self, plan: FusedStep, groups: list[dict[str, Any]], state: Mapping) -> None:
+    def __init__(self, plan: FusedStep, groups: list[Group], states: Mapping) -> None:
         self._plan = plan
-        self._groups = [(g, len(g["params"]), group_settings(g)) for g in groups]
-        self._params = [
-            (
-                p,
-                p.data_ptr(),
-                p.grad is not None and _layout(p.grad),
-                state.get(p),
-                tuple(state.get(p, {}).values()),
-            )
-            for group in groups
-            for p in group["params"]
-        ]
+        self._groups = [(group, len(group["params"]), group_settings(group)) for group in groups]
+        self._seen = [_look(p, states) for group in groups for p in group["params"]]
 
-    def run(self, groups: list[dict[str, Any]], state: Mapping, stats: StepStats) -> bool:
+    def run(self, groups: list[Group], states: Mapping, stats: StepStats) -> bool:
         """Whether the step was made; if not, nothing was changed."""
+        if not self._same_groups(groups):
+            return False
+        if not all(seen.is_unchanged(states) for seen in self._seen):
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            return False
+
+        gradients = [seen.param.grad for seen in self._seen]
+        self._plan.refresh([0 if grad is None else grad.data_ptr() for grad in gradients])
+        self._plan.replay(stats)
+
+        return True
+
+    def _same_groups(self, groups: list[Group]) -> bool:
         if len(groups) != len(self._groups):
             return False
 
@@ -235,26 +280,12 @@ class Replay:
             if group_settings(group) != settings:
                 return False
 
-        bases = []
-        for p, address, layout, held, tensors in self._params:
-            grad = p.grad
-            if (grad is not None and _layout(grad)) != layout or p.data_ptr() != address:
-                return False
-
-            if layout:
-                own = state[p]
-                if own is not held or any(x is not y for x, y in zip(own.values(), tensors)):
-                    return False
-
-            bases.append(grad.data_ptr() if layout else 0)
-
-        if torch.cuda.is_current_stream_capturing():
-            return False
-
-        self._plan.refresh(bases)
-        self._plan.replay(stats)
-
         return True
+
+
+def _look(p: Tensor, states: Mapping) -> _Seen:
+    layout = None if p.grad is None else _layout(p.grad)
+    return _Seen(p, p.data_ptr(), layout, states.get(p), tuple(states.get(p, {}).values()))
 
 
 def _layout(grad: Tensor) -> tuple:
@@ -262,50 +293,53 @@ def _layout(grad: Tensor) -> tuple:
     return grad.dtype, grad.stride(), grad.data_ptr() % 16
 
 
-def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list, list]:
+def _signature(members: list[ParamStep], beside: list[list[ParamStep]]) -> tuple[list, list]:
     """Everything a plan depends on, cheap enough to compare at every step."""
-    settings = {id(g): group_settings(g) for g in unique_groups(members)}
-    matrices = [
-        (p.data_ptr(), M.data_ptr(), *_layout(G), settings[id(group)])
-        for p, G, M, group, *_ in members
-    ]
+    settings = {id(group): group_settings(group) for group in unique_groups(members)}
+    matrices = []
+    for step in members:
+        places = (step.param.data_ptr(), step.momentum.data_ptr())
+        matrices.append((*places, *_layout(step.grad), settings[id(step.group)]))
 
-    vectors = [
-        (
-            p.data_ptr(),
-            *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
-            *_layout(grad),
-            group_settings(group),
-        )
-        if group["rule"] == "adamw"
-        else id(group)
-        for p, grad, state, group, _ in chain.from_iterable(beside)
-    ]
+    vectors: list[Any] = []
+    for step in chain.from_iterable(beside):
+        if step.group["rule"] == "adamw":
+            tensors = (step.param, *(step.state[key] for key in ("exp_avg", "exp_avg_sq", "step")))
+            places = [t.data_ptr() for t in tensors]
+            vectors.append((*places, *_layout(step.grad), group_settings(step.group)))
+        else:
+            vectors.append(id(step.group))
+
     return matrices, vectors
 
 
-def _dtypes(vector: Vector) -> str:
-    return f"{vector.param.dtype} {vector.grad.dtype}"
+def _dtypes(step: ParamStep) -> str:
+    return f"{step.param.dtype} {step.grad.dtype}"
 
 
-def _make_batches(groups: list[list[Vector]], first: int, number: int) -> list[list[adamw.Batch]]:
+def _make_batches(
+    groups: list[list[ParamStep]], first: int, number: int
+) -> list[list[adamw.FusedBatch]]:
     """For each group its batches; their gradients' addresses begin at `first`, the groups' numbers
     at `number`."""
-    out = []
-    for index, vectors in enumerate(groups, start=number):
-        out.append([])
-        for _, same in groupby(vectors, key=_dtypes):
-            out[-1].append(adamw.make_batch(list(same), index, first))
-            first += len(out[-1][-1].vectors)
+    all_batches = []
+    for index, steps in enumerate(groups, start=number):
+        batches = []
+        for _, same in groupby(steps, key=_dtypes):
+            batch = adamw.make_batch(list(same), index, first)
+            batches.append(batch)
+            first += len(batch.steps)
 
-    return out
+        all_batches.append(batches)
+
+    return all_batches
 
 
 class _Inputs:
     """The part of a step that the host decides: the gradients' addresses and, of each group, lr,
     weight decay, momentum, beta1, beta2 and eps."""
 
-    def __init__(self, groups: list[dict[str, Any]], num_addresses: int, device: torch.device):
+    def __init__(self, groups: list[Group], num_addresses: int, device: torch.device):
         self._groups = groups
         self._buffer = torch.zeros(num_addresses + 6 * len(groups), dtype=torch.int64).to(device)
         self.addresses = self._buffer[:num_addresses]
@@ -313,8 +347,12 @@ class _Inputs:
         self._captured: list[Tensor] = []
 
     def _settings(self) -> list[Any]:
-        keys = ("lr", "weight_decay", "momentum")
-        return [x for g in self._groups for x in (*(g[k] for k in keys), *g["betas"], g["eps"])]
+        settings = []
+        for group in self._groups:
+            settings += [group["lr"], group["weight_decay"], group["momentum"]]
+            settings += [*group["betas"], group["eps"]]
+
+        return settings
 
     def refresh(self, addresses: list[int]) -> None:
         """Upload what has changed, without waiting."""
@@ -349,17 +387,20 @@ def _run_bucket(
     bucket: Bucket, peak: Tensor, mu: Tensor, rates: tuple[Tensor, Tensor], seed: Tensor
 ) -> tuple[Callable[[], tuple[Filtered, Tensor, int]], Callable[[], Tensor]]:
     """Step a bucket; returns its statistics as `StepStats.lazy` keeps them."""
+    lr, decay = rates
     shape = (2, len(bucket.members), *bucket.shape)
     X, spare = torch.empty(shape, dtype=WORK_DTYPE, device=peak.device).unbind()
+
     packed = elementwise.update_momentum(
         bucket.grads, bucket.momenta, X, mu, peak, bucket.momentum_peak, nesterov=bucket.nesterov
     )
     filtered, gain, squares = filter_blocks(X, packed, bucket.filter, spare)
-    lr, decay = rates
+
     rounding = seed if bucket.weights.dtype == torch.bfloat16 else None
     energies = elementwise.write_back(
         bucket.weights, filtered, lr, decay, bucket.scale, peak, rounding, gain=gain
     )
+
     alignments = elementwise.sample_alignment(bucket.grads, filtered, peak)
 
     def blocks() -> tuple[Filtered, Tensor, int]:

@@ -1,0 +1,117 @@
+"""The update rules, each registered by the file that defines it.
+
+A rule for matrices is one file in `rules`, with a class under `@rule`; a rule for everything else
+(vectors, embeddings, heads) is one file in `auxiliary`. The file has the rule's name, so that
+`mesotron.config.rules` can list the names without torch: help, routing tables, the comparison and
+`mesotron.jax` read them there. A JAX twin of a rule takes the same name.
+
+What a rule may change: the filter that its matrices pass by default, and what follows the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mesotron.optim.elementwise import AuxiliaryBatch
+    from mesotron.optim.optimizer import RoutedOptimizer
+
+    Class = TypeVar("Class", bound=type[RoutedOptimizer])
+
+State = dict[str, Any]  # of one parameter, as `torch.optim` keeps it
+Group = dict[str, Any]  # a param group, as `torch.optim` keeps it
+
+
+class Lines(NamedTuple):
+    """A state with one number for each line of the longer side of some blocks."""
+
+    state: Tensor  # [blocks, long side], updated in place
+    finite: Tensor | None  # a 0-d bool that masks the update; None: the gradient is finite
+
+
+class Finish(Protocol):
+    """Changes filtered blocks X, [B, m, n], by the lines of each parameter in the batch."""
+
+    def __call__(self, X: Tensor, lines: list[Lines], beta2: float) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A rule for matrices: momentum, a spectral filter, and what follows the filter."""
+
+    name: str
+    about: str
+    filter: str  # by default
+    finish: Finish | None  # None: the filtered direction is the step
+    line_state: str  # the key of the state that `finish` reads
+    sharded: bool  # steps DTensors
+    products: bool  # steps LoRA's B A as one matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuxiliaryRule:
+    """A rule for single elements, without a view of matrices.
+
+    `update` steps a batch; its flag says whether PyTorch's fused kernel may run. `direction` is a
+    sample of the step over the learning rate, from a sample of the gradient, for the statistics."""
+
+    name: str
+    about: str
+    new_state: Callable[[Tensor], State]
+    update: Callable[[AuxiliaryBatch, bool], None]
+    direction: Callable[[AuxiliaryBatch, Tensor], Tensor]
+    state_bytes: int  # for each weight, in float32
+    lr: float | None = None  # beside matrices, if in another unit than theirs
+
+
+RULES: dict[str, Rule] = {}
+AUXILIARY: dict[str, AuxiliaryRule] = {}
+OPTIMIZERS: dict[str, type[RoutedOptimizer]] = {}
+
+
+def rule(
+    name: str,
+    *,
+    about: str,
+    filter: str = "muon",
+    finish: Finish | None = None,
+    line_state: str = "line_moment",
+    sharded: bool = True,
+    products: bool = True,
+) -> Callable[[Class], Class]:
+    """Register a rule for matrices, and the decorated class as the optimizer of that name.
+
+    Args:
+        name: of the rule, of its file and of the optimizer.
+        about: what happens to hidden matrices, for tables of optimizers.
+        filter: what the matrices pass by default; see `mesotron.spectral.FILTERS`.
+        finish: what follows the filter, from one state for each line of the longer side.
+        line_state: the key of that state.
+        sharded: the rule steps matrices that are sharded over ranks (not with `finish`).
+        products: the rule steps LoRA's B A as one matrix (not with `finish`).
+    """
+
+    def register(cls: Class) -> Class:
+        cls.rule = name
+        OPTIMIZERS[name] = cls
+        RULES[name] = Rule(
+            name=name,
+            about=about,
+            filter=filter,
+            finish=finish,
+            line_state=line_state,
+            sharded=sharded and finish is None,
+            products=products and finish is None,
+        )
+        return cls
+
+    return register
+
+
+def auxiliary_rule(rule: AuxiliaryRule) -> AuxiliaryRule:
+    AUXILIARY[rule.name] = rule
+    return rule
