@@ -23,7 +23,7 @@ help:  ## show this list
 
 demo: $(DEMO_STAMP)  ## a small model learns in minutes, then one picture of the filters
 	$(BIN)/mesotron train
-	$(BIN)/mesotron spectrum muon pion --cutoff aligned --brief
+	$(BIN)/mesotron optim spectrum muon pion --cutoff aligned --brief
 
 test: lint pytest  ## lint, types and every test that is not slow
 

@@ -14,9 +14,9 @@ import pytest
 import mesotron as package
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import CompareConfig, TrainConfig
+from mesotron.config import CompareConfig, TrainConfig, aliases
 from mesotron.config.base import Config, flags_of, setting
-from mesotron.config.flags import SHORT, suggest_flag
+from mesotron.config.flags import COMMON, suggest_flag
 
 IMPORTS = """
 import socket, sys, mesotron, mesotron.runs
@@ -41,7 +41,13 @@ print(codes, heavy & set(sys.modules))
 
 def test_parsing_checking_and_reading_import_nothing_heavy(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    lines = ["--version", "train --x", "train --steps=0", "watch log.jsonl", "spectrum --help"]
+    lines = [
+        "--version",
+        "train --x",
+        "train --steps=0",
+        "watch log.jsonl",
+        "optim spectrum --help",
+    ]
     lines += ["eval nope", "eval tiny --task.levels 9", "eval runs/last", "eval --temperature inf"]
     lines += ["plan qwen15_gsm8k_v2 --gpu h100 --budget 45"]
     command = [sys.executable, "-c", IMPORTS, *lines]
@@ -73,7 +79,17 @@ def test_overview_lists_every_command(capsys):
     listing = capsys.readouterr().out
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"mesotron {package.__version__}\n"
-    assert all(listing.count(f"mesotron {name} ") == 2 for name in cli.COMMANDS)
+    assert all(f"\n  mesotron {name} " in listing for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(("old", "new"), aliases.COMMANDS.items())
+def test_an_old_command_runs_with_a_note(old, new, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*old.split(), "--help"])
+
+    output, errors = capsys.readouterr()
+    assert f"usage: mesotron {new} " in output
+    assert f"{old} is now called {new}" in errors
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -89,8 +105,8 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     command = cli.COMMANDS[name]
     assert callable(cli.load(command.target))
 
-    for flag, (item, _) in flags_of(command.config_type).items():
-        assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
+    for flag, one in flags_of(command.config_type).items():
+        assert (one.path.upper() if one.is_positional else flag) in shown
 
 
 @pytest.mark.parametrize("name", ["train", "plan", "sft"])
@@ -103,7 +119,7 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
 
     used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
     used += ["gpu", "seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")
-    assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [x for x in SHORT if x in used]
+    assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [x for x in COMMON if x in used]
     assert "--help-all" in shown
 
 
@@ -128,21 +144,21 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
 @pytest.mark.parametrize(
     ("args", "names"),
     [
-        ("spectrom", "did you mean spectrum"),
+        ("optim spectrom", "did you mean spectrum"),
         ("vla trian", "did you mean train"),
-        ("spectrum --shape 0 4", "--shape 0 4"),
-        ("spectrum muno", "muno"),
-        ("spectrum --plot a.gif", ".png"),
-        ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json"),
-        ("route", "MODEL"),
-        ("route a b", "'b'"),
+        ("optim spectrum --shape 0 4", "--shape 0 4"),
+        ("optim spectrum muno", "muno"),
+        ("optim spectrum --plot a.gif", ".png"),
+        ("optim spectrum --out /absent/dir/a.json", "/absent/dir/a.json"),
+        ("optim route", "MODEL"),
+        ("optim route a b", "'b'"),
         ("ppo snake --gif=3", "--gif"),
         ("export tiny", "tiny"),
         ("train arth", "did you mean arith"),
         ("train --lr 1e-3x", "--lr '1e-3x' is not a number"),
         ("train --steps=1e3", "--steps '1e3' is not a whole number"),
         ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),
-        ("train --task.weights a b --seed 1", "--task.weights 'a b' is not"),
+        ("train --data.weights a b --seed 1", "--data.weights 'a b' is not"),
         ("train --trl --steps 3", "--trl needs a value"),
         ("train --guard", "--guard needs a value: one of off, warn"),
         ("eval ~no_such_user/run", "~no_such_user/run"),
@@ -150,7 +166,7 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --task.data mine.jsonl", "--model"),
         ("sft --reward format", "unknown flag --reward;"),
         ("compare --task.num-eval 5", "--set task.num-eval=VALUE"),
-        ("sweep arith --task.num_eval 5", "--space task.num-eval=VALUE"),
+        ("compare sweep arith --task.num_eval 5", "--space task.num-eval=VALUE"),
         ("train --steps 99999999999999999999", "--steps 99999999999999999999"),
         ("train --task.name file --task.path a\x1b[2Jb", "\\x1b[2Jb"),  # shown, not obeyed
     ],
@@ -178,7 +194,7 @@ def test_cuda_without_a_driver_is_refused_before_anything_is_imported(monkeypatc
 def test_exits(monkeypatch, capsys):
     def run(error: BaseException) -> int:
         monkeypatch.setattr(cli, "load", lambda target: Mock(side_effect=error))
-        return cli.main(["spectrum"])
+        return cli.main(["optim", "spectrum"])
 
     assert run(KeyboardInterrupt("run it again")) == 130
     assert "run it again" in capsys.readouterr().err
@@ -191,7 +207,7 @@ def test_exits(monkeypatch, capsys):
 def test_a_terminal_without_unicode_gets_question_marks(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert cli.main(["spectrum", "muon"]) == 0
+    assert cli.main(["optim", "spectrum", "muon"]) == 0
     assert b"?" in terminal.buffer.getvalue()
     assert terminal.line_buffering  # lines reach a log at once
 
@@ -294,7 +310,7 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
         ('[reward]\nparts = ["a\\u0000b"]', "NUL"),
         # Short names do not overrule others.
         ("lr = 1e-5\n[optim]\nlr = 1e-4", "optim.lr twice"),
-        ("[data]\nfile = 'mine.jsonl'", "did you mean files"),
+        ("[data]\nfile = 'mine.jsonl'", "did you mean data.files"),
         ("rollout = 5\nbatch = 4", "rollout = 5"),
         ("task = 1", "name = 1"),
         ("[recipe]", "recipe"),
@@ -320,14 +336,14 @@ MISSING = [
     ("plan --calibrate", "trl"),
     ("compare arith", "trl"),
     ("compare snake", "jax"),
-    ("route tiny", "transformers"),
-    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
+    ("optim route tiny", "transformers"),
+    ("compare sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
     ("ppo snake", "jumanji"),
     ("ppo snake --wandb", "wandb"),
     ("vla train", "transformers"),
     ("vla eval", "safetensors"),
     ("vla demos --lerobot out", "pyarrow"),
-    ("spectrum muon --plot a.png", "matplotlib"),
+    ("optim spectrum muon --plot a.png", "matplotlib"),
 ]
 
 

@@ -10,30 +10,23 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name as load
-from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import tyro
 
 from mesotron import __version__, config
-from mesotron.config.base import (
-    describe_type,
-    flags_of,
-    from_plain,
-    rename_flags,
-    suggest,
-    unchecked,
-    validate,
-)
-from mesotron.config.flags import as_typed, expand_flags, expand_table, short_help, suggest_flag
+from mesotron.config import aliases
+from mesotron.config.base import describe_type, flags_of, from_plain, suggest, unchecked, validate
+from mesotron.config.flags import read_table, short_help
 from mesotron.config.train import LanguageRunConfig
-from mesotron.recipes import describe_recipes, fit_optim, make_plan, make_recipe
+from mesotron.config.words import Words, sort_words
+from mesotron.recipes import adapt, describe_recipes, make_plan, make_recipe
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.process import mark_start
@@ -42,11 +35,14 @@ from mesotron.runs.trust import code_names, search_working_folder
 
 C = TypeVar("C")
 # None is said by leaving a flag out. Help is in docstrings: comments need not be searched for it.
-CONFIG = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
+MARKERS = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
 
 
 class UsageError(ValueError):
     """A command line that cannot be used; the text is one sentence for the user."""
+
+
+# Commands
 
 
 class Presets(NamedTuple):
@@ -55,6 +51,7 @@ class Presets(NamedTuple):
     make: Callable[[str], Any]  # raises ValueError for an unknown name
     describe: Callable[[], str]  # a paragraph for the help
     for_data: str = ""  # the preset of a command line that gives --data and none by name
+    adapt: Callable[[Any, Collection[str]], Any] | None = None  # to the settings that are chosen
 
 
 class Command(NamedTuple):
@@ -71,30 +68,34 @@ class Command(NamedTuple):
         return (self.config_type.__doc__ or "").splitlines()[0]
 
 
-RECIPE = Presets(make_recipe, describe_recipes, "own")
-PLAN = Presets(make_plan, describe_recipes, "own")
+RECIPE = Presets(make_recipe, describe_recipes, "own", adapt)
+PLAN = Presets(make_plan, describe_recipes, "own", adapt)
 RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
 COMMANDS = {
-    "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE, "rlvr"),
+    "train": Command(config.TrainConfig, "mesotron.recipes.command:run", RECIPE, "rlvr"),
     "plan": Command(config.PlanConfig, "mesotron.rlvr.plan.cost:run", PLAN),
     "sft": Command(config.SftConfig, "mesotron.rlvr.train:run", None, "rlvr"),
     "eval": Command(config.EvalConfig, "mesotron.evaluate.command:run", RUN, "rlvr"),
     "chat": Command(config.ChatConfig, "mesotron.serve.chat:run", None, "rlvr"),
     "export": Command(config.ExportConfig, "mesotron.serve.export:run", None, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
-    "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
-    "reward check": Command(config.RewardCheckConfig, "mesotron.rewards.check:run", None, "rlvr"),
-    "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
+    "check": Command(config.RewardCheckConfig, "mesotron.rewards.check:run", None, "rlvr"),
+    "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
+    "compare sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
+    "doctor": Command(config.DoctorConfig, "mesotron.runs.doctor:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos:run"),
     "vla train": Command(config.VlaTrainConfig, "mesotron.vla.session:train", None, "vla"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.evaluation:run", None, "vla"),
-    "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
-    "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
-    "doctor": Command(config.DoctorConfig, "mesotron.runs.doctor:run"),
+    "optim route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
+    "optim spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
 }
-
+GROUPS = {
+    "ppo": "Games with PPO in JAX",
+    "vla": "Robot policies",
+    "optim": "Optimizers",
+}
 
 # Optional package -> the extra that installs it.
 EXTRAS = {
@@ -126,28 +127,42 @@ def main(args: list[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+    except Exception as error:
+        message = message_for_user(error)
+        if message is None:
             raise
-        return fail(f"this needs {error.name}: pip install 'mesotron[{EXTRAS[error.name]}]'")
-    except OSError as error:
-        if error.errno is None:  # not the system's: libraries raise it for anything
-            raise
-        return fail(f"{error.filename or 'system'}: {error.strerror}")
-    except RuntimeError as error:
-        if not str(error).startswith("Symlink loop"):  # as pathlib says it up to Python 3.12
-            raise
-        return fail(str(error))
-    except ValueError as error:
-        trace = error.__traceback__
-        while trace and trace.tb_next:
-            trace = trace.tb_next
+        return fail(message)
 
-        # Only the text of this package's own errors is meant for the user.
-        if not trace or not trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron."):
-            raise
 
-        return fail(as_typed(str(error), args))
+def message_for_user(error: Exception) -> str | None:
+    """What the user can do about an error; None for a bug, which keeps its traceback."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"this needs {error.name}: pip install 'mesotron[{EXTRAS[error.name]}]'"
+
+    if isinstance(error, OSError) and error.errno is not None:  # else a library's own use of it
+        return f"{error.filename or 'system'}: {error.strerror}"
+
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return str(error)  # as pathlib says it up to Python 3.12
+
+    if isinstance(error, ValueError) and is_our_own(error):
+        return str(error)
+
+    return None
+
+
+def is_our_own(error: Exception) -> bool:
+    """Whether this package raised it: only the text of its own errors is meant for the user."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+
+    return bool(trace) and trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron.")
+
+
+def fail(message: str, code: int = 2) -> int:
+    print(f"mesotron: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return code
 
 
 def dispatch(args: list[str]) -> int:
@@ -159,10 +174,8 @@ def dispatch(args: list[str]) -> int:
         print(f"mesotron {__version__}")
         return 0
 
-    for path in (word.rpartition("=")[2] for word in args):
-        if path.startswith("~") and " " not in path and os.path.expanduser(path) == path:
-            raise UsageError(f"{path}: there is no such user's home folder; write the path out")
-
+    check_home_folders(args)
+    args = rename_command(args)
     name, rest = split_name(args)
     if name not in COMMANDS:
         print(overview(group=name))
@@ -180,18 +193,36 @@ def dispatch(args: list[str]) -> int:
     return load(command.target)(settings)
 
 
+def check_home_folders(args: Sequence[str]) -> None:
+    for path in (word.rpartition("=")[2] for word in args):
+        if path.startswith("~") and " " not in path and os.path.expanduser(path) == path:
+            raise UsageError(f"{path}: there is no such user's home folder; write the path out")
+
+
+def rename_command(args: list[str]) -> list[str]:
+    """Replace the old name of a command, with a note."""
+    for old, new in aliases.COMMANDS.items():
+        words = old.split()
+        if args[: len(words)] == words:
+            print(f"mesotron: {old} is now called {new}", file=sys.stderr)
+            return [*new.split(), *args[len(words) :]]
+
+    return args
+
+
 def split_name(args: list[str]) -> tuple[str, list[str]]:
     """Split `vla train --steps 3` into the name of a command or group, and the rest."""
+    args = rename_command(args)
     first = args[0]
     rest = args[1:]
+    if f"{first} {rest[0]}" in COMMANDS if rest else False:
+        return f"{first} {rest[0]}", rest[1:]
     if first in COMMANDS:
         return first, rest
 
     known = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
     if known and (not rest or rest[0] in ("-h", "--help")):
         return first, []
-    if known and rest[0] in known:
-        return f"{first} {rest[0]}", rest[1:]
 
     word = rest[0] if known else first
     known = known or list(dict.fromkeys(name.split()[0] for name in COMMANDS))
@@ -199,25 +230,79 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
     raise UsageError(f"unknown {kind} {word!r}{suggest(word, known)}; known: {', '.join(known)}")
 
 
+# Help
+
+
 def overview(group: str = "") -> str:
-    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
-    width = max(map(len, shown))
+    """The commands: those for language models first, then the groups."""
+    width = max(map(len, COMMANDS))
+    sections: dict[str, list[str]] = {}
 
-    lines = [f"  mesotron {name:<{width}}  {command.summary}" for name, command in shown.items()]
+    for name, command in COMMANDS.items():
+        first = name.split()[0]
+        if first.startswith(group):
+            line = f"  mesotron {name:<{width}}  {command.summary}"
+            sections.setdefault(GROUPS.get(first, "Language models"), []).append(line)
+
+    lines = ["usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help for details)"]
+    for title, commands in sections.items():
+        lines += ["", f"{title}:", *commands]
+
     if not group:
-        lines.append(f"  mesotron {'--version':<{width}}  Print the version.")
+        lines += ["", f"  mesotron {'--version':<{width}}  Print the version."]
 
-    title = "usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help for details)"
-    return "\n".join([title, "", *lines])
+    return "\n".join(lines)
 
 
-def fail(message: str, code: int = 2) -> int:
-    print(f"mesotron: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return code
+HELP = {"-h", "--help", "--help-all"}
+
+
+def show_help(
+    config_type: Any, args: Sequence[str], prog: str, presets: Presets | None = None
+) -> None:
+    """Print the help of a command; flags beside --help change the defaults that it shows."""
+    default = find_default(config_type, args, prog, presets)
+    if "--help-all" in args or not issubclass(config_type, LanguageRunConfig):
+        about = f"{config_type.__doc__}\n\n{presets.describe()}" if presets else None
+        run_tyro(config_type, ["--help"], prog, default, about)
+
+    print(common_help(config_type, prog, default or config_type(), presets))
+
+
+def find_default(
+    config_type: Any, args: Sequence[str], prog: str, presets: Presets | None
+) -> Any | None:
+    given = [word for word in args if word not in HELP]
+    while given and re.match("-[^=]*$", given[-1]):  # `--data --help`
+        given.pop()
+
+    if not given and not presets:
+        return None
+
+    with unchecked():
+        return read_config(config_type, given, prog, presets, for_help=True)
+
+
+def common_help(config_type: Any, prog: str, default: Any, presets: Presets | None) -> str:
+    """The flags that people use; `--help-all` has the rest."""
+    usage = f"usage: {prog}{' [RECIPE | FILE.toml]' if presets else ' [FILE.toml]'} [FLAGS]"
+    example = f"  {prog} --model M --data mine.jsonl{' --reward mine.py:score' if presets else ''}"
+    lines = [usage, "", config_type.__doc__, "", example, "", short_help(config_type, default), ""]
+    if presets:
+        lines += [presets.describe(), ""]
+
+    lines.append(f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all")
+    return "\n".join(lines)
+
+
+# Parsing
 
 
 def parse(
-    config_type: type[C], args: list[str], prog: str = "mesotron", presets: Presets | None = None
+    config_type: type[C],
+    args: Sequence[str],
+    prog: str = "mesotron",
+    presets: Presets | None = None,
 ) -> C:
     """Parse the arguments of a command.
 
@@ -227,171 +312,181 @@ def parse(
     if args and args[0].endswith(".toml") and issubclass(config_type, LanguageRunConfig):
         args = ["--config", *args]
 
-    wants_help = bool({"-h", "--help", "--help-all"}.intersection(args))
-    wants_all = "--help-all" in args or not issubclass(config_type, LanguageRunConfig)
+    if HELP.intersection(args):
+        show_help(config_type, args, prog, presets)
+        raise SystemExit(0)
 
-    args = [arg for arg in args if arg not in ("-h", "--help", "--help-all")]
-    while wants_help and args and re.match("-[^=]*$", args[-1]):  # `--data --help`
-        args = args[:-1]
-
-    args = normalize(config_type, expand_flags(config_type, args))
-    arguments = arguments_type(config_type)
     with unchecked():  # only the final config is checked
-        given = arguments() if wants_help and presets and not args else None
-        if given is None and (presets or not wants_help):
-            given = run_tyro(arguments, args, prog)
-
-        default = given and defaults_of(config_type, args, given, presets)
-        if wants_help and not wants_all:
-            print(common_help(config_type, prog, default or config_type(), presets))
-            raise SystemExit(0)
-
-        if wants_help:
-            about = f"{config_type.__doc__}\n\n{presets.describe()}" if presets else None
-            run_tyro(
-                arguments,
-                ["--help"],
-                prog,
-                default,
-                about,
-            )
-
-        if default is not None:
-            # Options of TRL add to those of the defaults; the last of a name counts.
-            own = {text.partition("=")[0]: text for text in getattr(given, "trl", ())}
-            given = run_tyro(arguments, args, prog, default)
-            if own:
-                held = {text.partition("=")[0]: text for text in default.trl}
-                given = replace(given, trl=tuple((held | own).values()))
-
-        made = make(config_type, given)
+        made = read_config(config_type, args, prog, presets)
 
     return validate(made)
 
 
-def common_help(config_type: Any, prog: str, default: Any, presets: Presets | None) -> str:
-    """The flags that people use; `--help-all` has the rest."""
-    more = f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all"
-    usage = f"usage: {prog}{' [RECIPE | FILE.toml]' if presets else ' [FILE.toml]'} [FLAGS]"
-    example = f"  {prog} --model M --data mine.jsonl{' --reward mine.py:score' if presets else ''}"
-    recipes = [presets.describe(), ""] if presets else []
-    flags = short_help(config_type, default)
+def read_config(
+    config_type: Any,
+    args: Sequence[str],
+    prog: str,
+    presets: Presets | None,
+    for_help: bool = False,
+) -> Any:
+    """Parse twice: first for what names the defaults, then over these."""
+    words = sort_words(arguments_type(config_type), args)
+    given = run_tyro(config_type, list(words), prog)
+    table = read_toml(config_type, given.config)
 
-    return "\n".join([usage, "", config_type.__doc__, "", example, "", flags, "", *recipes, more])
+    base = base_of(config_type, given, table, presets)
+    default = base
+    if table:
+        default = from_plain(config_type, table, str(given.config), base)
 
+    made = given if default is None else run_tyro(config_type, list(words), prog, default)
+    made = make(config_type, made)
 
-def normalize(config_type: type, args: list[str]) -> list[str]:
-    """Rewrite spellings that tyro does not know: old flags, `--no-optim.fused`, `--gif=False`, and
-    the positional field given by its name."""
-    flags = flags_of(config_type)
-    positional = []
-    options = []
+    is_resumed = getattr(given, "resume", None) is not None
+    if presets and presets.adapt and not is_resumed:
+        made = presets.adapt(made, chosen_settings(config_type, words, table))
 
-    rest = rename_flags(config_type, args)
-    while rest:
-        arg = rest.pop(0)
-        name, equals, text = arg.partition("=")
-        flag = name.replace("_", "-") if name.startswith("--") else name
-        positive = flag.replace("--no-", "--", 1)
+    if default is None or for_help:
+        return made
 
-        item, kind = flags.get(flag) or flags.get(positive) or (None, None)
-        if kind in (bool, bool | None):
-            on = flag == positive
-            if on and not equals and rest and rest[0].lower() in ("true", "false"):
-                equals = "="
-                text = rest.pop(0)
-
-            if equals and text.lower() not in ("true", "false"):
-                raise UsageError(f"{flag} {text!r} is not valid: expected true or false")
-
-            on = text.lower() == "true" if equals else on
-            section, dot, leaf = positive.removeprefix("--").rpartition(".")
-            options.append(positive if on else f"--{section}{dot}no-{leaf}")
-        elif item is not None and item.metadata.get("positional") and flag == positive:
-            positional += [text] if equals else []
-            while not equals and rest and not rest[0].startswith("--"):
-                positional.append(rest.pop(0))
-        else:
-            options.append(arg)
-
-    return positional + options
+    return with_own_code(with_trl_options(made, given, default), given, default, base, table)
 
 
-@cache
-def arguments_type(config_type: Any) -> Any:
-    """The config as tyro gets it: the positional field marked, and `--config` added."""
-    hints = get_type_hints(config_type)
-    types: dict[str, Any] = {}
+def read_toml(config_type: Any, path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
 
-    members: dict[str, Any] = {"__doc__": config_type.__doc__, "__module__": __name__}
-    for item in fields(config_type):
-        if item.metadata.get("positional"):
-            shown = tyro.conf.arg(metavar=item.name.upper())
-            types[item.name] = Annotated[hints[item.name], tyro.conf.Positional, shown]
-            members[item.name] = field(default=item.default)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
 
-    about = tyro.conf.arg(help="TOML file with other defaults; flags win over it.")
-    types["config"], members["config"] = Annotated[Path | None, about], None
-    members["__annotations__"] = types
-    made = type(config_type.__name__, (config_type,), members)
-
-    return dataclass(frozen=True, kw_only=True)(made)
+    return read_table(config_type, table, str(path))
 
 
-def make(kind: type[C], values: Any) -> C:
-    shared: Any = {item.name for item in fields(kind)} & {item.name for item in fields(values)}  # type: ignore
-    return kind(**{name: getattr(values, name) for name in shared})
-
-
-def defaults_of(config_type: Any, args: list[str], given: Any, presets: Presets | None) -> Any:
-    """The config that flags change: a resumed run's, or the preset's, under a TOML file."""
-    table: dict[str, Any] = {}
-    if given.config is not None:
-        try:
-            table = tomllib.loads(given.config.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
-            raise UsageError(f"{given.config} is not valid TOML: {error}") from error
-
-        table = expand_table(config_type, table, str(given.config))
-
-    base: Any = None
+def base_of(
+    config_type: Any, given: Any, table: Mapping[str, Any], presets: Presets | None
+) -> Any | None:
+    """The settings of the run to resume, or of the preset; None if there is neither."""
     if getattr(given, "resume", None) is not None:
-        base = settings_to_resume(config_type, given.resume)
-    elif presets is not None:
-        item = next(item for item in fields(config_type) if item.metadata.get("positional"))
-        name = getattr(given, item.name)
-        name = table.get(item.name, name) if name == item.default else name
-        if not isinstance(name, str):
-            raise UsageError(f"{given.config}: {item.name} = {name!r:.80} is not a name")
+        return settings_to_resume(config_type, given.resume)
+    if presets is None:
+        return None
 
-        task = table.get("task")
-        has_data = given.task.data or (isinstance(task, dict) and task.get("data"))
-        base = presets.make(presets.for_data if name == item.default and has_data else name)
+    item = next(item for item in fields(config_type) if item.metadata.get("positional"))
+    name = getattr(given, item.name)
+    if name == item.default:
+        name = table.get(item.name, name)
+    if not isinstance(name, str):
+        raise UsageError(f"{given.config}: {item.name} = {name!r:.80} is not a name")
 
-    made: Any = from_plain(config_type, table, str(given.config), base) if table else base
-    if getattr(given, "resume", None) is None and getattr(base, "recipe", "") == "own":
-        typed = {arg.partition("=")[0] for arg in args}
-        theirs = table.get("optim", {})
-        name = given.optim.name if "--optim.name" in typed else theirs.get("name")
-        lr = given.optim.lr if "--optim.lr" in typed else theirs.get("lr")
-        lora = given.model.lora or made.model.lora
-        base = replace(base, optim=fit_optim(base.optim, name, lr, lora))  # a rate for its rule
-        made = from_plain(config_type, table, str(given.config), base)
+    has_data = given.task.data or table.get("task", {}).get("data")
+    return presets.make(presets.for_data if name == item.default and has_data else name)
 
-    # Code that the command line or the user's file names is the user's own.
-    saved = code_names(base) if base is not None else []
-    own = {*code_names(given)}.union(set(code_names(made)).difference(saved) if table else ())
+
+def chosen_settings(config_type: Any, words: Words, table: Mapping[str, Any]) -> set[str]:
+    """Dotted names of what the command line or the TOML file sets."""
+    flags = flags_of(config_type)
+    chosen = {flags[flag].path for flag in words.typed if flag in flags}
+    for section, values in table.items():
+        if isinstance(values, Mapping):
+            chosen |= {f"{section}.{name}" for name in values}
+
+    return chosen
+
+
+def with_trl_options(made: Any, given: Any, default: Any) -> Any:
+    """Options of TRL add to those of the defaults; the last of a name counts."""
+    if not getattr(given, "trl", ()):
+        return made
+
+    options = {text.partition("=")[0]: text for text in (*default.trl, *given.trl)}
+    return replace(made, trl=tuple(options.values()))
+
+
+def with_own_code(
+    made: Any, given: Any, default: Any, base: Any | None, table: Mapping[str, Any]
+) -> Any:
+    """Trust code that the command line or the user's file names: it is the user's own."""
+    saved = [] if base is None else code_names(base)
+    own = set(code_names(given))
+    if table:
+        own |= set(code_names(default)).difference(saved)
+
     if own:
         search_working_folder()
 
     return replace(made, trust=True) if saved and own.issuperset(saved) else made
 
 
+# tyro
+
+
+@cache
+def arguments_type(config_type: Any) -> Any:
+    """The config as tyro gets it: with short flags and positional fields, and `--config`."""
+    about = tyro.conf.arg(help="TOML file with other defaults; flags win over it.")
+    types, values = annotate(config_type)
+    types["config"] = Annotated[Path | None, about]
+    values["config"] = None
+
+    return derive(config_type, types, values)
+
+
+def annotate(config_type: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Types, and defaults, of the fields that tyro should treat in another way than usual."""
+    hints = get_type_hints(config_type)
+    types: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+
+    for item in fields(config_type):
+        kind = hints[item.name]
+        if is_dataclass(kind):
+            types[item.name] = derive(kind, *annotate(kind))
+            section = make(types[item.name], item.default)
+            values[item.name] = field(default=section)
+        elif item.metadata.get("positional"):
+            shown = tyro.conf.arg(metavar=item.name.upper())
+            types[item.name] = Annotated[kind, tyro.conf.Positional, shown]
+            values[item.name] = field(default=item.default, metadata=item.metadata)
+        elif flag := item.metadata.get("flag"):
+            types[item.name] = Annotated[kind, tyro.conf.arg(name=flag, prefix_name=False)]
+            values[item.name] = field(default=item.default, metadata=item.metadata)
+
+    return types, values
+
+
+def derive(config_type: Any, types: dict[str, Any], values: dict[str, Any]) -> Any:
+    members = {
+        "__doc__": config_type.__doc__,
+        "__module__": __name__,
+        "__annotations__": types,
+    }
+    derived = type(config_type.__name__, (config_type,), members | values)
+    return dataclass(frozen=True, kw_only=True)(derived)
+
+
+def make(kind: type[C], values: Any) -> C:
+    """A config as another type with the same fields: as tyro gets it, or back."""
+    hints = get_type_hints(kind)
+    given = {item.name for item in fields(values)}
+    made: dict[str, Any] = {}
+
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name in given:
+            value = getattr(values, item.name)
+            made[item.name] = make(hints[item.name], value) if is_dataclass(value) else value
+
+    return kind(**made)
+
+
 def run_tyro(
-    arguments: Any, args: list[str], prog: str, default: Any = None, about: str | None = None
+    config_type: Any, args: list[str], prog: str, default: Any = None, about: str | None = None
 ) -> Any:
     """Parse with tyro; its error boxes become one sentence."""
+    arguments = arguments_type(config_type)
     options = {} if default is None else {"default": make(arguments, default)}
+
     with redirect_stderr(io.StringIO()) as box:
         try:
             made, unknown = tyro.cli(
@@ -400,49 +495,40 @@ def run_tyro(
                 prog=prog,
                 description=about,
                 return_unknown_args=True,
-                config=CONFIG,
+                config=MARKERS,
                 **options,
             )
         except SystemExit as stop:
             if not stop.code:
                 raise  # help
+            raise UsageError(f"{explain(box.getvalue(), args, arguments)}; see --help") from None
 
-            # The message is in a box, up to the first rule.
-            lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:-1]]
-            message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
-            message = explain(" ".join(message.split()).rstrip("."), args, arguments)
-            raise UsageError(f"{message}; see {prog} --help") from None
-
-    for arg in unknown:
-        name = arg.partition("=")[0]
-        problem = f"unexpected argument {arg!r}"
-        if name.startswith("-"):
-            problem = f"unknown flag {name}{suggest_flag(name, arguments)}"
-
-        raise UsageError(f"{problem}; see {prog} --help")
+    if unknown:
+        raise UsageError(f"unexpected argument {unknown[0]!r}; see {prog} --help")
 
     return made
 
 
-def explain(message: str, args: list[str], arguments: Any) -> str:
-    """tyro's message about the value of a flag, by that value and what belongs there."""
+def explain(box: str, args: Sequence[str], arguments: Any) -> str:
+    """The message in tyro's box: by the value of the flag that is wrong and what belongs there."""
+    lines = [line.strip("│ ") for line in box.splitlines()[1:-1]]
+    message = " ".join(" ".join(lines).split())
+    message = message.partition("───")[0].partition("Got errors:")[0].strip().rstrip(".")
+
     if missing := re.match(r"Missing from (.+?): ([A-Z]+)", message):
         return f"{missing[1]} needs {missing[2]}"
 
-    found = re.search(r"(?:Error parsing |argument ')(--[\w.-]+)", message)
-    flag = found[1] if found else ""
-    _, kind = flags_of(arguments).get(flag, (None, None))
-    places = [i for i, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == flag]
-    if kind is None or not places:
+    match = re.search(r"(?:Error parsing |argument ')(--[\w.-]+)", message)
+    setting = flags_of(arguments).get(match[1]) if match else None
+    if setting is None:
         return message
 
-    _, equals, text = args[places[-1]].partition("=")
-    after = takewhile(lambda arg: not arg.startswith("--"), args[places[-1] + 1 :])
-    values = [text] if equals else list(after)
-    if not values:
-        return f"{flag} needs a value: {describe_type(kind)}"
+    place = next(k for k, word in enumerate(args) if word.partition("=")[0] == setting.flag)
+    _, equals, text = args[place].partition("=")
+    values = [text] if equals else []
+    for word in args[place + 1 :] if not equals else ():
+        if word.startswith("--"):
+            break
+        values.append(word)
 
-    if get_origin(kind) is not tuple:
-        values = values[:1]
-
-    return f"{flag} {' '.join(values)!r} is not {describe_type(kind)}"
+    return f"{setting.flag} {' '.join(values)!r} is not {describe_type(setting.kind)}"

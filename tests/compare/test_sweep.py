@@ -15,6 +15,7 @@ from mesotron.compare import sweep
 from mesotron.compare.space import read_space
 from mesotron.compare.sweep import read_score, start_arguments
 from mesotron.config import VlaTrainConfig
+from mesotron.config.flags import find_setting, value_at
 from mesotron.runs import RunFolder
 
 pytest.importorskip("optuna")
@@ -39,7 +40,7 @@ def trials(folder):
 
 def run_sweep(folder, count, *words):
     common = ["--every", "0.05", "--trials", str(count), "--out", str(folder)]
-    return main(["sweep", "arith", *common, *words])
+    return main(["compare", "sweep", "arith", *common, *words])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -61,10 +62,8 @@ def test_shipped_files_fit_their_commands(path, tmp_path):
 
         config = parse(command.config_type, rest, f"mesotron {name}", command.presets)
         for flag, value in drawn.items():
-            found = config
-            for part in flag.replace("-", "_").split("."):
-                found = getattr(found, part)
-            assert found == value
+            setting = find_setting(command.config_type, flag)
+            assert value_at(config, setting.path) == value
 
     assert not any("wandb" in word for word in space.arguments(drawn))
     (tmp_path / f"{path.stem}.json").write_text(json.dumps(values))
@@ -185,7 +184,7 @@ def test_two_processes_share_a_study_without_sharing_a_trial(folder):
         "sweep.process_command = lambda rest: [*words, *rest]; sys.exit(main(sys.argv[2:]))"
     )
 
-    words = ["sweep", "arith", *NARROW, "--every", "0.05"]
+    words = ["compare", "sweep", "arith", *NARROW, "--every", "0.05"]
     words += ["--trials", "4", "--workers", "1", "--out", str(folder)]
     started = [subprocess.Popen([sys.executable, "-c", code, str(TRIAL), *words]) for _ in range(2)]
 
@@ -266,13 +265,13 @@ TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "
         (TRAIN + "{distribution: beta}}", "beta"),
         ("command: [mesotron, train, '${args}'", "bad.yaml"),
         ("metric: reward", "metric"),
-        (TRAIN.replace(" {a:", " {optim.lrr:") + "{values: [1, 2]}}", "optim.lr?"),
+        (TRAIN.replace(" {a:", " {optim.lrr:") + "{values: [1, 2]}}", "--lr?"),
     ],
 )
 def test_invalid_files_are_refused(text, match, tmp_path, capsys):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    assert main(["sweep", str(path), "--out", str(tmp_path / "s")]) == 2
+    assert main(["compare", "sweep", str(path), "--out", str(tmp_path / "s")]) == 2
     assert match in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 

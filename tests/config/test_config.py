@@ -8,8 +8,8 @@ import pytest
 from mesotron import config
 from mesotron.cli import parse
 from mesotron.compare.change import change
-from mesotron.config import OptimConfig, RolloutConfig, SnakeConfig, TrainConfig
-from mesotron.config.base import flags_of, from_plain, rename_flags, to_plain, unchecked, validate
+from mesotron.config import OptimConfig, RolloutConfig, TrainConfig
+from mesotron.config.base import flag_of, flags_of, from_plain, to_plain, unchecked, validate
 
 CONFIGS = [kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)]
 
@@ -37,7 +37,7 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         bounds = item.metadata.get("bounds", {})
         bad = [limit + beyond[key] for key, limit in bounds.items()]
         for value in [*bad, math.nan, math.inf] if bounds else []:
-            flag = f"--{kind.prefix}{item.name}".replace("_", "-")
+            flag = flag_of(item, kind.prefix)
             given = (value,) if isinstance(item.default, tuple) else value
             with pytest.raises(ValueError, match=f"{flag} "):
                 kind(**required(kind), **{item.name: given})
@@ -61,8 +61,8 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("PartsOptimConfig", {"promote": 1}, "--optim.promote 1"),
         ("TaskConfig", {"name": "gsm8k", "levels": (1,)}, "--task.levels"),
         ("TaskConfig", {"path": "a.jsonl"}, "--task.path"),
-        ("RewardConfig", {"parts": ()}, "--reward.parts"),
-        ("RewardConfig", {"parts": ("sparse", "sparse")}, "--reward.parts"),
+        ("RewardConfig", {"parts": ()}, "--reward"),
+        ("RewardConfig", {"parts": ("sparse", "sparse")}, "--reward"),
         ("RewardConfig", {"weights": (1.0, 2.0)}, "--reward.weights"),
         ("RewardConfig", {"weights": (0.0,)}, "--reward.weights"),
         ("RolloutConfig", {"vllm": "colocate", "top_p": 0.9}, "--rollout.top-p 0.9"),
@@ -125,7 +125,6 @@ def test_old_flags_settings_and_keys_still_work():
         "--no-rollout.record": False,
     }.items():
         assert parse(TrainConfig, args.split()).rollout.fast is fast, args
-        assert rename_flags(SnakeConfig, args.split()) == args.split()
 
     for args in ("--guard.precision 0.8", "--guard.precision=0.8", "--watch.precision 0.8"):
         assert parse(TrainConfig, args.split()).watch.precision == 0.8

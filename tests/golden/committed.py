@@ -111,7 +111,9 @@ def all_defaults() -> dict[str, dict[str, Any]]:
 
 
 def command_of(line: str) -> str:
-    return next(name for name in commands() if f"{line} ".startswith(f"{name} "))
+    from mesotron.cli import split_name
+
+    return split_name(line.split())[0]
 
 
 def recipes() -> list[str]:

@@ -1,4 +1,4 @@
-"""`mesotron reward check` finds planted exploits and passes sound rewards."""
+"""`mesotron check` finds planted exploits and passes sound rewards."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         (f"{tmp_path}/bug.py:score", ["--rows", "2"], 1, ["NameError"]),
         (f"{tmp_path}/my.py:score", ["--rows", "2"], 2, ["'answer'", "--data FILE"]),
     ):
-        assert main(["reward", "check", reward, *flags]) == code
+        assert main(["check", reward, *flags]) == code
         output, error = capsys.readouterr()
         text = error if code == 2 else output
 
@@ -89,5 +89,5 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_samples_of_the_model(tmp_path, capsys):
     flags = ["--samples", "4", "--rows", "4", "--max-tokens", "24", "--task.num-train", "40"]
-    assert main(["reward", "check", "two_part", *flags]) == 0
+    assert main(["check", "two_part", *flags]) == 0
     assert "silent" in capsys.readouterr().out

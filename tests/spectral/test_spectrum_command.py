@@ -1,4 +1,4 @@
-"""`mesotron spectrum` against independently worked values and against the filters it shows."""
+"""`mesotron optim spectrum` against values worked by hand and the filters that it shows."""
 
 import json
 

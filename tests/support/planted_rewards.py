@@ -1,4 +1,4 @@
-"""Rewards for tests of `mesotron reward check`: ten with a planted exploit, one that is sound."""
+"""Rewards for tests of `mesotron check`: ten with a planted exploit, one that is sound."""
 
 import re
 

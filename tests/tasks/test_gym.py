@@ -61,7 +61,7 @@ def test_mixtures_and_levels():
         ("--task rg:chain_sum --task.settings min_term=2", "min_terms"),
         ("--task rg:chain_sum --task.settings min_terms", "--task.settings"),
         ("--task rg:chain_sum --task.settings min_terms=9,max_terms=2", "chain_sum"),
-        ("--task rg:chain_sum+products --task.weights 1", "--task.weights"),
+        ("--task rg:chain_sum+products --data.weights 1", "--data.weights"),
         ("--task arith --task.difficulty 2", "--task.difficulty"),
         ("--task ariht", "arith"),
     ],

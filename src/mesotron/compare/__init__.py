@@ -1,1 +1,1 @@
-"""Fair comparisons of optimizers (`mesotron compare`) and sweeps (`mesotron sweep`)."""
+"""Fair comparisons of optimizers (`mesotron compare`) and sweeps (`mesotron compare sweep`)."""

@@ -19,7 +19,7 @@ def change(config: Config, changes: Iterable[str]) -> Config:
     >>> change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"]).task.levels
     (1, 2)
     """
-    flags = base.flags_of(type(config))
+    kinds = {one.path: one.kind for one in base.flags_of(type(config)).values()}
     with base.unchecked():  # several changes may only be valid together
         for item in changes:
             name, text = read_setting(type(config), item)
@@ -28,7 +28,7 @@ def change(config: Config, changes: Iterable[str]) -> Config:
                 config = replace(config, trl=(*config.trl, option))  # pyright: ignore
                 continue
 
-            _, kind = flags[f"--{name.replace('_', '-')}"]
+            kind = kinds[name]
             config = replace_at(config, name.split("."), read_value(kind, text, item))
 
     return base.validate(config)

@@ -1,4 +1,4 @@
-"""`mesotron sweep FILE`: trials side by side, each a run; the watch prunes dead ones.
+"""`mesotron compare sweep FILE`: trials side by side, each a run; the watch prunes dead ones.
 
 The study is kept by Optuna (arXiv 1907.10902). The next worker takes up what a dead one has left.
 """
@@ -129,7 +129,7 @@ def own_code(arguments: Sequence[str]) -> list[str]:
     words: list[str] = []
     for word in arguments:
         is_value = bool(words) and not word.startswith("--")
-        if word.partition("=")[0] == "--reward.parts" or is_value:
+        if is_value or word.partition("=")[0] in ("--reward", "--reward.parts"):
             words.append(word)
         elif words:
             break

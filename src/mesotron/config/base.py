@@ -1,4 +1,4 @@
-"""The engine behind every config: bounds, validation, plain values and old names.
+"""What every config has: bounds, checks, plain values, and the flags that set its fields.
 
 A config is a frozen, keyword-only dataclass derived from `Config`. The string under a field is its
 help text. Bounds are declared with `setting`; what depends on several fields goes into
@@ -9,34 +9,19 @@ resumed runs share them. The standard library only.
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mesotron.config.aliases import upgrade
+
 C = TypeVar("C")
 
-ENGINES = {
-    "generate": False,
-    "graph": True,
-    "fused": True,
-}  # old values of rollout.engine
-Alias = tuple[str, Callable[[Any], Any]]  # new field, old value to new value
-# Config class -> old field -> alias. A switch is on if any of its old fields is.
-ALIASES: dict[str, dict[str, Alias]] = {
-    "RolloutConfig": {
-        "engine": ("fast", lambda engine: _choose("rollout.engine", engine, ENGINES)),
-        "share_prompts": ("fast", bool),
-        "record": ("fast", bool),
-    },
-}
-
-SPELLINGS = {"--guard.precision": "--watch.precision"}  # other names of flags
-
-_OPERATORS = {
+BOUNDS = {
     "ge": (operator.ge, "at least"),
     "gt": (operator.gt, "above"),
     "le": (operator.le, "at most"),
@@ -47,24 +32,103 @@ MAX_SEED = 2**32 - 1  # NumPy's
 _checking: ContextVar[bool] = ContextVar("checking", default=True)
 
 
+# Fields
+
+
 def setting(
     default: Any = MISSING,
     *,
-    on_resume: bool = False,
+    flag: str | None = None,
     positional: bool = False,
+    on_resume: bool = False,
     is_code: bool = False,
+    bare: str | None = None,
+    example: str | None = None,
     **bounds: float,
 ) -> Any:
-    """A config field with bounds; None, which means "not given", always passes. `on_resume`:
-    `--resume` accepts another value. `positional`: the flag's name may be left out. `is_code`: a
-    value such as MODULE:NAME or command:PROGRAM acts. `bounds`: any of ge, gt, le and lt."""
+    """A field of a config.
+
+    Args:
+        default: its value if none is given.
+        flag: its name on the command line, without dashes (unset: section.field).
+        positional: the name of the flag may be left out.
+        on_resume: `--resume` accepts another value.
+        is_code: a value such as MODULE:NAME or command:PROGRAM is run.
+        bare: the value of its flag alone.
+        example: what its flag needs, for a list that must not be empty.
+        bounds: any of ge, gt, le and lt. None, which means "not given", always passes.
+    """
     metadata = {
-        "bounds": bounds,
-        "overridable_on_resume": on_resume,
+        "flag": flag,
         "positional": positional,
+        "overridable_on_resume": on_resume,
         "is_code": is_code,
+        "bare": bare,
+        "example": example,
+        "bounds": bounds,
     }
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a config or of its sections."""
+
+    path: str  # its place in configs, TOML files and run folders, such as rollout.prompts
+    flag: str  # how it is typed, such as --batch
+    field: Field[Any]
+    kind: Any  # its type
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind in (bool, bool | None)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is tuple[X, ...], or that or None."""
+        return any(get_args(kind)[-1:] == (...,) for kind in (self.kind, *get_args(self.kind)))
+
+    @property
+    def is_positional(self) -> bool:
+        return bool(self.field.metadata.get("positional"))
+
+
+def flag_of(item: Field[Any], prefix: str = "") -> str:
+    name = item.metadata.get("flag") or prefix + item.name
+    return "--" + name.replace("_", "-")
+
+
+def flags_of(config_type: Any, prefix: str = "") -> dict[str, Setting]:
+    """Every flag of a config; sections give dotted names."""
+    hints = get_type_hints(config_type)
+    flags: dict[str, Setting] = {}
+
+    for item in fields(config_type):
+        kind = hints[item.name]
+        path = prefix + item.name
+        if is_dataclass(kind):
+            flags |= flags_of(kind, f"{path}.")
+        else:
+            flag = flag_of(item, prefix)
+            flags[flag] = Setting(path, flag, item, kind)
+
+    return flags
+
+
+def spell(name: str, value: Any) -> str:
+    """A setting as it is typed: `--batch 8`, `--no-rollout.fast`."""
+    flag = "--" + name.removeprefix("--").replace("_", "-")
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+
+    text = f"{value:g}" if isinstance(value, float) else value
+    return flag if text in (None, "") else f"{flag} {text}"
+
+
+# Configs
 
 
 class Config:
@@ -83,36 +147,44 @@ class Config:
 
         for item in fields(self):  # type: ignore[arg-type]
             value = getattr(self, item.name)
-            bounds = item.metadata.get("bounds", {})
             for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, str | Path) and "\0" in str(one):
-                    raise ValueError(f"--{self.prefix}{item.name} {one!r} has a NUL character")
-                if isinstance(one, bool) or not isinstance(one, int | float):
-                    continue
-                if isinstance(one, int) and abs(one) >= MAX_INTEGER:
-                    raise ValueError(f"--{self.prefix}{item.name} {one!s:.24} must be below 2**63")
-
-                if not math.isfinite(one):
-                    self.refuse(item.name, "must be a finite number")
-
-                if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):
-                    limits = [f"{_OPERATORS[key][1]} {limit:g}" for key, limit in bounds.items()]
-                    self.refuse(item.name, f"must be {' and '.join(limits)}")
+                self._check_value(item, one)
 
         self.check_fields()
+
+    def _check_value(self, item: Field[Any], value: Any) -> None:
+        flag = flag_of(item, self.prefix)
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise ValueError(f"{flag} {value!r} has a NUL character")
+
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+
+        if isinstance(value, int) and abs(value) >= MAX_INTEGER:
+            raise ValueError(f"{flag} {value!s:.24} must be below 2**63")
+        if not math.isfinite(value):
+            self.refuse(item.name, "must be a finite number")
+
+        bounds = item.metadata.get("bounds", {})
+        if not all(BOUNDS[key][0](value, limit) for key, limit in bounds.items()):
+            limits = [f"{BOUNDS[key][1]} {limit:g}" for key, limit in bounds.items()]
+            self.refuse(item.name, f"must be {' and '.join(limits)}")
 
     def check_fields(self) -> None:
         """Refuse values that contradict each other; overridden where there are any."""
 
     def refuse(self, name: str, why: str) -> None:
-        """Raise a ValueError on one field, such as "--optim.rank 4 needs --optim.name muon"."""
-        raise ValueError(f"{spell(self.prefix + name, getattr(self, name))} {why}")
+        """Raise a ValueError on one field, such as "--optim.rank 4 needs --optim muon"."""
+        item = next(item for item in fields(self) if item.name == name)  # type: ignore[arg-type]
+        raise ValueError(f"{spell(flag_of(item, self.prefix), getattr(self, name))} {why}")
 
     def refuse_unless(self, condition: bool, why: str, *names: str) -> None:
         """Refuse fields that have another value than their default where it has no effect."""
+        if condition:
+            return
+
         for item in fields(self):  # type: ignore[arg-type]
-            changed = item.name in names and getattr(self, item.name) != item.default
-            if changed and not condition:
+            if item.name in names and getattr(self, item.name) != item.default:
                 self.refuse(item.name, why)
 
 
@@ -136,71 +208,7 @@ def validate(config: C) -> C:
     return config
 
 
-def from_plain(
-    config_type: type[C], values: Mapping[str, Any], source: str = "config", base: C | None = None
-) -> C:
-    """Build a config from plain values; `base` gives the fields left out."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{source} holds a {type(values).__name__} where settings belong")
-
-    hints = get_type_hints(config_type)
-    names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
-    made = {} if base is None else {name: getattr(base, name) for name in names}
-    aliases = ALIASES.get(config_type.__name__, {})
-    plain = {key.replace("-", "_"): value for key, value in values.items()}
-
-    renamed = {key: value for key, value in plain.items() if key not in aliases}
-    for old in plain.keys() & aliases:
-        new, convert = aliases[old]
-        if isinstance(plain[old], list | dict):
-            raise ValueError(f"{source}: {old} = {plain[old]!r:.80} is not a value of it")
-        renamed[new] = renamed.get(new, False) or convert(plain[old])
-
-    for name, value in renamed.items():
-        if name not in names:
-            raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
-
-        try:
-            made[name] = _convert(hints[name], value, source, made.get(name))
-        except (TypeError, OverflowError):
-            kind = describe_type(hints[name])
-            raise ValueError(f"{source}: {name} = {value!r:.80} is not {kind}") from None
-
-    return config_type(**made)
-
-
-def _convert(kind: Any, value: Any, source: str, base: Any = None) -> Any:
-    if get_origin(kind) in (Union, UnionType):
-        for one in get_args(kind):
-            try:
-                return _convert(one, value, source, base)
-            except TypeError:
-                continue
-
-        raise TypeError
-
-    if is_dataclass(kind) and isinstance(kind, type):
-        if isinstance(value, Mapping):
-            return from_plain(kind, value, source, base)
-    elif get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-    elif get_origin(kind) is tuple:
-        values = value if isinstance(value, list | tuple) else [value]
-        kinds = get_args(kind)
-        kinds = (kinds[0],) * len(values) if Ellipsis in kinds else kinds
-        if len(kinds) == len(values):
-            return tuple(_convert(one, x, source) for one, x in zip(kinds, values, strict=True))
-    elif kind is Path and isinstance(value, str | Path):
-        return Path(value)
-    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif kind is NoneType and value is None:
-        return None
-    elif kind not in (bool, int, str, float, Path, NoneType) or type(value) is kind:
-        return value  # lists and dictionaries of records that are no configs
-
-    raise TypeError
+# Plain values, as JSON and TOML hold them
 
 
 def to_plain(value: object) -> Any:
@@ -215,78 +223,88 @@ def to_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def flags_of(config_type: Any, prefix: str = "--") -> dict[str, tuple[Field[Any], Any]]:
-    """Every flag of a config with its field and type; sections give dotted names."""
+def from_plain(
+    config_type: type[C], values: Mapping[str, Any], source: str = "config", base: C | None = None
+) -> C:
+    """Build a config from plain values, old names included; `base` gives the fields left out."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source} holds a {type(values).__name__} where settings belong")
+
     hints = get_type_hints(config_type)
-    flags: dict[str, tuple[Field[Any], Any]] = {}
-    for item in fields(config_type):
-        name = prefix + item.name.replace("_", "-")
-        if is_dataclass(hints[item.name]):
-            flags |= flags_of(hints[item.name], f"{name}.")
-        else:
-            flags[name] = item, hints[item.name]
+    names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
+    made = {} if base is None else {name: getattr(base, name) for name in names}
 
-    return flags
+    for key, value in upgrade(values).items():
+        name = key.replace("-", "_")
+        if name not in names:
+            raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
+
+        try:
+            made[name] = _convert(hints[name], value, source, made.get(name))
+        except (TypeError, OverflowError):
+            kind = describe_type(hints[name])
+            raise ValueError(f"{source}: {name} = {value!r:.80} is not {kind}") from None
+
+    return config_type(**made)
 
 
-def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
-    if value not in choices:
-        raise ValueError(f"--{name} {value} must be one of {', '.join(map(str, choices))}")
-    return choices[value]
+def _convert(kind: Any, value: Any, source: str, base: Any = None) -> Any:
+    """A plain value as a field's type; TypeError if it does not fit."""
+    if get_origin(kind) in (Union, UnionType):
+        return _convert_union(kind, value, source, base)
+
+    if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise TypeError
+        return from_plain(kind, value, source, base)
+
+    if get_origin(kind) is tuple:
+        return _convert_tuple(kind, value, source)
+
+    return _convert_scalar(kind, value)
 
 
-def rename_flags(config_type: type, args: list[str]) -> list[str]:
-    """Replace old flags; a switch that several of them became comes last."""
-    old_flags = _old_flags(config_type)
-    switches: dict[str, bool] = {}
-    kept: list[str] = []
-
-    rest = list(args)
-    while rest:
-        arg = rest.pop(0)
-        name, equals, text = arg.partition("=")
-        arg = SPELLINGS.get(name, name) + equals + text
-        flag = name.replace("_", "-")
-
-        positive = flag.replace("--no-", "--", 1)
-        if positive not in old_flags:
-            kept.append(arg)
+def _convert_union(kind: Any, value: Any, source: str, base: Any) -> Any:
+    for one in get_args(kind):
+        try:
+            return _convert(one, value, source, base)
+        except TypeError:
             continue
 
-        new, convert = old_flags[positive]
-        value: Any = positive == flag
-        if value and (equals or (rest and not rest[0].startswith("-"))):
-            text = text if equals else rest.pop(0)
-            value = {"true": True, "false": False}.get(text.lower(), text)
-
-        switches[new] = switches.get(new, False) or bool(convert(value))
-
-    return kept + [new if on else new.replace("--", "--no-", 1) for new, on in switches.items()]
+    raise TypeError
 
 
-def _old_flags(config_type: type, prefix: str = "--") -> dict[str, Alias]:
-    flags: dict[str, Alias] = {}
-    for old, (new, convert) in ALIASES.get(config_type.__name__, {}).items():
-        flags[prefix + old.replace("_", "-")] = prefix + new, convert
+def _convert_tuple(kind: Any, value: Any, source: str) -> tuple[Any, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    kinds = get_args(kind)
+    if Ellipsis in kinds:
+        kinds = (kinds[0],) * len(values)
+    if len(kinds) != len(values):
+        raise TypeError
 
-    for name, kind in get_type_hints(config_type).items():
-        if is_dataclass(kind) and isinstance(kind, type):
-            flags |= _old_flags(kind, f"{prefix}{name}.")
-
-    return flags
+    return tuple(_convert(one, item, source) for one, item in zip(kinds, values, strict=True))
 
 
-def spell(name: str, value: Any) -> str:
-    """A setting as it is typed: `--rollout.prompts 8`, `--no-rollout.fast`."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
+def _convert_scalar(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is NoneType and value is None:
+        return None
+    if get_origin(kind) is Literal or kind is NoneType:
+        raise TypeError
 
-    if isinstance(value, tuple):
-        value = " ".join(map(str, value))
+    is_record = kind not in (bool, int, str, float, Path)  # lists and dictionaries of records
+    if is_record or type(value) is kind:
+        return value
 
-    text = f"{value:g}" if isinstance(value, float) else value
-    return f"--{flag}" if text in (None, "") else f"--{flag} {text}"
+    raise TypeError
+
+
+# Words for messages
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -303,14 +321,15 @@ def describe_type(kind: Any) -> str:
         str: "a string",
         Path: "a path",
     }
+    if kind in names:
+        return names[kind]
+
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+
     if get_origin(kind) is tuple:
         items = get_args(kind)
         count = "a list" if Ellipsis in items else f"a list of {len(items)}"
         return f"{count}, each {describe_type(items[0])}"
-
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if kind in names:
-        return names[kind]
 
     return " or ".join(describe_type(one) for one in get_args(kind) if one is not NoneType)

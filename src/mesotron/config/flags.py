@@ -1,200 +1,209 @@
-"""The names people type, from flags.toml: short flags, and what other libraries call a setting."""
+"""The names that people type: the common flags with their help, and what others call them."""
 
 import difflib
 import json
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any
 
-from mesotron.config.base import flags_of, rename_flags, suggest
+from mesotron.config.aliases import SETTINGS, nest, upgrade_names
+from mesotron.config.base import Setting, flags_of, suggest
 
+# Flag -> value and help, in the order of the short help. They mean the same in every command.
+COMMON = {
+    "model": ("NAME", "tiny, smollm2, a folder, a .gguf file, or a hub name"),
+    "data": ("FILE..", "your data: JSONL, CSV, Parquet, a folder or a hub name"),
+    "reward": ("NAME..", "file.py:name, module:name, or such as two_part"),
+    "optim": ("NAME", "muon, adamw, pion, normuon or muon_sgd"),
+    "lr": ("RATE", "learning rate, in AdamW's unit for every optimizer"),
+    "steps": ("N", "optimizer steps"),
+    "batch": ("N", "prompts per step"),
+    "group": ("N", "completions per prompt"),
+    "max-tokens": ("N", "longest completion"),
+    "lora": ("RANK", "train LoRA adapters of this rank (0: every weight)"),
+    "vllm": ("[MODE]", "sample with vLLM: colocate or server"),
+    "gpu": ("NAME", "h100, a100, l4, ...: its price; in plan also its speed and memory"),
+    "budget": ("DOLLARS", "stop before it costs more; needs --price or --gpu"),
+    "guard": ("ACTION", "what the watch may do: off, warn, stop or rollback"),
+    "seed": ("N", "seed of all random draws"),
+    "out": ("FOLDER", "run folder (unset: runs/NAME-DATE)"),
+}
+# Commands that start other runs pass these and the common flags on to them.
+PASSED_ON = {*COMMON, "task", "data.columns", "data.weights"}
 
-class Short(NamedTuple):
-    setting: str  # the setting it stands for
-    value: str
-    about: str
-
-
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SHORT = {name: Short(*values) for name, values in _TABLES["short"].items()}
-ALSO_SHORT: dict[str, str] = _TABLES["also_short"]
-SYNONYMS: dict[str, str] = _TABLES["synonyms"]
-# Lists that cannot be empty.
-_NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20"}
-_NOT_EMPTY |= dict.fromkeys(("--data", "--task.data"), "a file, a folder or a hub name")
+# Flag -> what other libraries and habits call it.
+SYNONYMS = {
+    "model": "model-name model-name-or-path base-model pretrained checkpoint llm",
+    "data": (
+        "dataset datasets dataset-name dataset-path train-file train-data data-path data-file "
+        "file path prompts input"
+    ),
+    "data.columns": "columns column prompt-column question-column answer-column gold-column",
+    "reward": (
+        "rewards reward-fn reward-func reward-funcs reward-function reward-functions "
+        "reward-model reward-path scorer verifier grader"
+    ),
+    "optim": "optimizer optimiser optimizer-name",
+    "lr": "learning-rate rate step-size actor-lr",
+    "steps": (
+        "max-steps num-steps train-steps total-steps iterations iters epochs num-epochs "
+        "num-train-epochs total-epochs"
+    ),
+    "batch": (
+        "batch-size bs train-batch-size per-device-train-batch-size rollout-batch-size "
+        "prompts-per-step num-prompts"
+    ),
+    "group": (
+        "group-size num-generations num-samples num-rollouts rollouts samples-per-prompt "
+        "n-samples-per-prompt rollout-n generations"
+    ),
+    "max-tokens": (
+        "max-completion-length max-new-tokens max-length max-response-length max-seq-length "
+        "response-length completion-length"
+    ),
+    "lora": "lora-r lora-rank use-lora use-peft peft qlora adapter",
+    "vllm": "use-vllm vllm-mode",
+    "budget": "cost max-cost dollars max-dollars",
+    "seed": "random-seed rng",
+    "out": "output output-dir out-dir save-dir run-dir run-name name",
+    "resume": "resume-from-checkpoint resume-from continue restart",
+    "report-to": "wandb tensorboard trackio logger loggers log-with use-wandb",
+    "eval-every": "eval-steps eval-interval evaluate-every",
+    "save-every": "save-steps save-interval checkpoint-every",
+    "objective.name": "objective algorithm algo loss loss-type advantage-estimator",
+    "objective.beta": "beta kl kl-coef kl-beta init-kl-coef",
+    "rollout.temperature": "temp sampling-temperature",
+    "rollout.micro-batch": (
+        "micro-batch-size mini-batch-size gradient-accumulation-steps gradient-accumulation "
+        "grad-accum grad-accum-steps"
+    ),
+    "optim.schedule": "scheduler lr-scheduler lr-scheduler-type lr-schedule",
+    "optim.warmup": "warmup-ratio warmup-steps lr-warmup",
+    "model.dtype": "precision bf16 fp16 torch-dtype mixed-precision",
+    "task.system": "system-prompt system",
+    "time-limit": "timeout max-time walltime",
+    "device": "cuda cpu gpu-id",
+}
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
-# The settings, and the flags, that the short ones stand for.
-_TARGETS = {name: one.setting for name, one in SHORT.items()} | ALSO_SHORT
-_LONG = {f"--{name}": f"--{path.replace('_', '-')}" for name, path in _TARGETS.items()}
 
 
-def short_flags(config_type: Any) -> dict[str, str]:
-    """Short flags of a command and the flags they stand for. A field of the same name is one."""
+def find_setting(config_type: Any, name: str) -> Setting | None:
+    """The setting of a flag such as batch, or of a place in a config such as rollout.prompts."""
     flags = flags_of(config_type)
-    return {short: flag for short, flag in _LONG.items() if flag in flags and short not in flags}
+    flag = "--" + name.replace("_", "-")
+    if flag in flags:
+        return flags[flag]
 
-
-def as_typed(message: str, args: Sequence[str]) -> str:
-    """A message that names flags as they were typed."""
-    typed = {arg.partition("=")[0].replace("_", "-") for arg in args}
-    for short in typed & _LONG.keys() - _LONG.values():
-        message = re.sub(rf"{re.escape(_LONG[short])}(?![\w.-])", short, message)
-    return message
-
-
-def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
-    """Replace short flags by those of the settings. Commands that start other runs, with settings
-    NAME=VALUE of theirs, get the short flags as such settings."""
-    short = short_flags(config_type)
-    flags = flags_of(config_type)
-    passed_on = next((flag for flag in ("--set", "--space") if flag in flags), None)
-    expanded: list[str] = []
-    settings: list[str] = []
-    lists: dict[str, list[str]] = {}  # of which tyro would keep the last only
-    rest = list(args)
-
-    def values_of(text: str, equals: str) -> list[str]:
-        values = [text] if equals else []
-        while not equals and rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
-        return values
-
-    while rest:
-        arg = rest.pop(0)
-        name, equals, text = arg.partition("=")
-        flag = name.replace("_", "-")
-        key = flag.removeprefix("--")
-        target = _TARGETS.get(key)
-        value = text if equals else "".join(rest[:1])
-        has_no_value = not value or (not equals and value.startswith("-"))
-        if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
-            raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
-
-        long = short.get(flag, flag)
-        if long in flags and is_list(flags[long][1]):
-            lists.setdefault(long, []).extend(values_of(text, equals))
-        elif flag in short:
-            expanded.append(short[flag] + equals + text)
-            if key == "vllm" and has_no_value:
-                expanded.append("colocate")
-        elif passed_on and name.startswith("--") and target and flag not in flags:
-            settings.append(f"{target}={','.join(values_of(text, equals)) or 'colocate'}")
-        elif flag.startswith("--trl.") and "--trl" in flags:
-            if not equals:  # a switch needs no value
-                text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-            lists.setdefault("--trl", []).append(f"{key[4:].replace('-', '_')}={text}")
-        else:
-            expanded.append(arg)
-
-    if settings and passed_on:  # before the settings given by name, which win
-        lists[passed_on] = settings + lists.get(passed_on, [])
-
-    return [*expanded, *(word for flag, values in lists.items() for word in (flag, *values))]
-
-
-def is_list(kind: Any) -> bool:
-    """Whether it is tuple[X, ...], or that or None."""
-    return any(get_args(one)[-1:] == (...,) for one in (kind, *get_args(kind)))
-
-
-def expand_setting(config_type: Any, name: str) -> str:
-    """The setting that a name such as lr or batch stands for; other names as they are."""
-    flag = short_flags(config_type).get(f"--{name.replace('_', '-')}")
-    return name if flag is None else flag.removeprefix("--").replace("-", "_")
+    path = name.replace("-", "_")
+    return next((one for one in flags.values() if one.path == path), None)
 
 
 def read_setting(config_type: Any, item: str) -> tuple[str, str]:
-    """The full name, and the text, of a setting NAME=VALUE; ValueError if there is none."""
+    """The place, and the text, of a setting NAME=VALUE; ValueError if there is none."""
     name, equals, text = item.partition("=")
     if not equals:
         raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
 
-    name = expand_setting(config_type, name.strip())
-    (flag,) = rename_flags(config_type, [f"--{name}={text}"])
+    path = name.strip().replace("-", "_")
+    if path in SETTINGS:
+        ((path, value),) = upgrade_names({path: text}).items()
+        text = value if isinstance(value, str) else json.dumps(value)
 
-    flag, equals, text = flag.partition("=")
-    if not equals:  # an old name of a switch
-        flag, text = flag.replace("--no-", "--", 1), str(not flag.startswith("--no-")).lower()
+    setting = find_setting(config_type, path)
+    if setting is not None:
+        return setting.path, text
+    if path.startswith("trl.") and "--trl" in flags_of(config_type):
+        return path, text
 
-    flag = flag.replace("_", "-")
-    known = flags_of(config_type)
-    if flag not in known and not ("--trl" in known and flag.startswith("--trl.")):
-        raise ValueError(f"{item!r}: there is no such setting{suggest_flag(flag, config_type)}")
-
-    return flag[2:].replace("-", "_"), text
+    raise ValueError(f"{item!r}: there is no such setting{suggest_flag(path, config_type)}")
 
 
-def expand_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """A TOML table with short names, such as lr = 1e-5, in their sections."""
-    made = {key: dict(one) if isinstance(one, Mapping) else one for key, one in table.items()}
-    found: dict[str, Any] = {}
+def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A TOML table by the places of its settings: lr = 1e-5 stands for [optim] lr = 1e-5."""
+    settings = {**table}
+    if isinstance(options := settings.get("trl"), Mapping):
+        settings["trl"] = [f"{key}={_to_text(value)}" for key, value in options.items()]
 
-    if isinstance(own := made.get("trl"), Mapping):
-        texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in own.items()}
-        made["trl"] = [f"{key}={text}" for key, text in texts.items()]
+    known = [one.path for one in flags_of(config_type).values()]
+    sections = {path.partition(".")[0] for path in known if "." in path} | {"data"}
 
-    for key in list(made):
-        if key == "data" and isinstance(made[key], Mapping):
-            found |= {f"data.{name}": value for name, value in made.pop(key).items()}
-        elif not isinstance(made[key], Mapping) and expand_setting(config_type, key) != key:
-            found[key] = made.pop(key)
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = key.replace("-", "_")
+        if isinstance(value, Mapping) and name in sections:
+            flat |= {f"{name}.{leaf.replace('-', '_')}": one for leaf, one in value.items()}
+        else:
+            flat[name] = value
 
-    for key, value in found.items():
-        path = "task.data" if key == "data.files" else expand_setting(config_type, key)
-        if path == key:
-            hint = suggest(key[5:], ("files", "columns", "weights"))
-            raise ValueError(f"{source}: [data] has an unknown key {key[5:]!r}{hint}")
+    places: dict[str, Any] = {}
+    for name, value in upgrade_names(flat).items():
+        setting = find_setting(config_type, name)
+        if setting is None and name in sections:
+            raise ValueError(f"{source}: {name} = {value!r:.80} must be a table, [{name}]")
+        if setting is None:
+            hint = suggest(name, [*known, *SETTINGS])
+            raise ValueError(f"{source} has an unknown key {name!r}{hint}")
+        if setting.path in places:
+            raise ValueError(f"{source} sets {setting.path} twice: keep one of them")
 
-        section, _, name = path.rpartition(".")
-        target = made.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise ValueError(f"{source}: {section} = {target!r:.80} must be a table, [{section}]")
-        if name in (known.replace("-", "_") for known in target):
-            raise ValueError(f"{source} sets {path} twice, once as {key}: keep one of them")
+        places[setting.path] = value
 
-        target[name] = value
+    return nest(places)
 
-    return made
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def suggest_flag(word: str, config_type: Any) -> str:
     """` (did you mean --batch?)` for a flag of the same meaning or a close name."""
     flags = flags_of(config_type)
-    short = short_flags(config_type)
-    known = [*short, *flags]
+    known = list(flags)
+    places = {one.path.replace("_", "-"): flag for flag, one in flags.items()}
     name = word.lstrip("-").replace("_", "-").lower()
     leaf = name.rpartition(".")[2]
+
     meant = [f"--{_MEANT[name]}"] if name in _MEANT else []
+    meant += [places[one] for one in difflib.get_close_matches(name, places, n=1, cutoff=0.85)]
     meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.85)
     meant += [f"--{_MEANT[leaf]}"] if leaf in _MEANT else []
     meant += [flag for flag in known if re.split(r"[.]|--", flag)[-1] == leaf]
-
-    if name not in SHORT:  # else a flag of other commands
+    if name not in COMMON:  # else a flag of other commands
         meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
 
-    passed_on = (f"{flag} {name}=VALUE" for flag in ("--set", "--space") if flag in flags)
-    choice = next((flag for flag in meant if flag in known), None) or next(passed_on, None)
+    for flag in meant:
+        if flag in known:
+            return f" (did you mean {flag}?)"
 
-    return f" (did you mean {choice}?)" if choice else ""
+    starter = passed_on_by(config_type)
+    return f" (did you mean {starter} {name}=VALUE?)" if starter else ""
+
+
+def passed_on_by(config_type: Any) -> str | None:
+    """The flag for settings of the runs that a command starts."""
+    flags = flags_of(config_type)
+    return next((flag for flag in ("--set", "--space") if flag in flags), None)
 
 
 def short_help(config_type: Any, default: Any) -> str:
     """The common flags of a command, with the values of `default`."""
-    short = short_flags(config_type)
     flags = flags_of(config_type)
-
     lines = []
-    for name, one in SHORT.items():
-        flag = short.get(f"--{name}", f"--{name}")
-        if flag in flags:
-            value = default
-            for part in flag.removeprefix("--").split("."):
-                value = getattr(value, part.replace("-", "_"))
 
-            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            given = f" [{shown}]" if value not in (None, (), "") else ""
-            lines.append(f"  {f'--{name} {one.value}':<20} {one.about}{given}")
+    for name, (value, about) in COMMON.items():
+        setting = flags.get(f"--{name}")
+        if setting is None:
+            continue
+
+        given = value_at(default, setting.path)
+        shown = " ".join(map(str, given)) if isinstance(given, tuple) else str(given)
+        suffix = f" [{shown}]" if given not in (None, (), "") else ""
+        lines.append(f"  {f'--{name} {value}':<20} {about}{suffix}")
 
     return "\n".join(lines)
+
+
+def value_at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config

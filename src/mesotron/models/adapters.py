@@ -27,7 +27,7 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
     if config.lora == 0:
         return None
 
-    require("rlvr", ["peft"], "--model.lora")
+    require("rlvr", ["peft"], "--lora")
     from peft import LoraConfig
 
     return LoraConfig(

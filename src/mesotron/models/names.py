@@ -14,7 +14,7 @@ SHIPPED = ("tiny", "smollm2")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 UNREADABLE = (
     "is not a local folder and cannot be read from the hub (offline, no such model, or no "
-    "permission): pass a folder, or use --model.name tiny or smollm2"
+    "permission): pass a folder, or use --model tiny or smollm2"
 )
 
 

@@ -1,4 +1,4 @@
-"""What `mesotron reward check` tries: spellings of the gold, cheats and hostile text."""
+"""What `mesotron check` tries: spellings of the gold, cheats and hostile text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

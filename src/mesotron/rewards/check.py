@@ -1,4 +1,4 @@
-r"""`mesotron reward check`: does a reward pay for correct answers, and for nothing else?
+r"""`mesotron check`: does a reward pay for correct answers, and for nothing else?
 
 The reward is called on the gold answers in several spellings and on cheats. What a cheat earns is a
 share of what gold earns above the worst of them all.
@@ -246,7 +246,7 @@ def mean_of(scores: Sequence[float | None]) -> float:
 
 
 def run(config: RewardCheckConfig) -> int:
-    """`mesotron reward check`: 0 for a sound reward, 1 if a cheat earns or the reward fails."""
+    """`mesotron check`: 0 for a sound reward, 1 if a cheat earns or the reward fails."""
     task = load_task(config.task)
     problems = ranked(task.train, config.seed)[: config.rows]
     settings = RewardConfig(parts=config.rewards, weights=config.weights)

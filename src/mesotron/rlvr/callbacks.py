@@ -68,7 +68,7 @@ class RunLog(TrainerCallback):
             # The weights may be broken, so they are not saved.
             raise ValueError(
                 f"the loss is {logs['loss']} at step {step}, so training stopped and this step was "
-                f"not saved; {self.run.path} keeps what came before: try a smaller --optim.lr"
+                f"not saved; {self.run.path} keeps what came before: try a smaller --lr"
             )
 
     def _keep_samples(self, step: int) -> None:

@@ -302,7 +302,7 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
     if not all(bool(peak.isfinite()) for peak in peaks):
         raise ValueError(
             f"weights are not finite after step {step}, so training stopped and this step was not "
-            "saved: continue from an earlier checkpoint (--model.name) with a smaller --optim.lr"
+            "saved: continue from an earlier checkpoint (--model) with a smaller --lr"
         )
 
 

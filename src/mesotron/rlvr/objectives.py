@@ -250,5 +250,5 @@ def check_enough(num_problems: float, config: TrainConfig) -> None:
         oversampled = f" with --objective.dynamic-oversample {more:g}" if more > 1 else ""
         raise ValueError(
             f"{num_problems} training problems are fewer than the {first} prompts of one rollout "
-            f"batch{oversampled}: give more problems or a smaller --rollout.prompts (--batch)"
+            f"batch{oversampled}: give more problems or a smaller --batch"
         )

@@ -112,7 +112,7 @@ def resolve_own(config: Training) -> Training:
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
-    instead = "start a new run (from its weights: --model.name CHECKPOINT)"
+    instead = "start a new run (from its weights: --model CHECKPOINT)"
     plan = plan_resume(config, "mesotron eval", instead)
     if config.gpu is not None and config.price is None:
         # The run's old price was for another machine.
@@ -124,7 +124,7 @@ def resume_plan(config: Limited) -> Plan[Limited]:
 def check_installed(config: TrainConfig | SftConfig) -> None:
     require("rlvr", what="training")
     if config.model.lora:
-        require("rlvr", ["peft"], "--model.lora")
+        require("rlvr", ["peft"], "--lora")
 
     if config.model.load != "full":
         require("quant", ["bitsandbytes"], f"--model.load {config.model.load}")
@@ -133,7 +133,7 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
         for name in config.report_to:
             require(None, [name], f"--report-to {name}")
         if config.rollout.vllm in ("colocate", "server"):
-            require(None, ["vllm"], f"--rollout.vllm {config.rollout.vllm}")
+            require(None, ["vllm"], f"--vllm {config.rollout.vllm}")
 
 
 def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]:

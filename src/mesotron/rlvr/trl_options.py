@@ -110,7 +110,7 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
     penalized = options.get("repetition_penalty", 1) != 1
     biased = "biases the importance ratio to vLLM's samples: leave it out, or add "
     biased += "--trl.vllm_importance_sampling_correction false"
-    unused = "has no effect with one update per rollout and without --rollout.vllm"
+    unused = "has no effect with one update per rollout and without --vllm"
     patched = "replaces layers that --rollout.fast reads itself: add --no-rollout.fast"
     unclipped = name in ("cispo", "sapo", "vespo", "clip_cov", "kl_cov")
 
@@ -118,7 +118,7 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
         *((key, corrected, biased) for key in ("top_k", "min_p")),
         ("repetition_penalty", corrected and penalized, biased),
         (mode, options.get(mode, MODES[0]) not in modes, f"must be one of {', '.join(modes)}"),
-        *((key, not vllm, "needs --rollout.vllm") for key in options if key.startswith("vllm_")),
+        *((key, not vllm, "needs --vllm") for key in options if key.startswith("vllm_")),
         ("off_policy_mask_threshold", updates == 1 and not vllm, unused),
         ("delta", unclipped, f"has no effect on {name}"),
         *(

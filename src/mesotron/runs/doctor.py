@@ -115,7 +115,7 @@ def check_gpus(gpus: Sequence[Gpu], versions: dict[str, str]) -> Iterator[Check]
 
 def check_sampling(versions: dict[str, str]) -> Check:
     if "vllm" in versions:
-        return "ok", "sampling", f"vLLM {versions['vllm']}: --rollout.vllm colocate"
+        return "ok", "sampling", f"vLLM {versions['vllm']}: --vllm colocate"
 
     how = "on a GPU use --rollout.fast, else sampling takes most of a step"
     return "slow", "sampling", f"no vLLM: {how}"

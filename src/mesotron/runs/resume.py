@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from mesotron.config import EvalConfig, SftConfig, TrainConfig, VlaTrainConfig
-from mesotron.config.base import from_plain, spell
+from mesotron.config.base import flag_of, from_plain, spell
 from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.folder import RunFolder, check_free, describe_environment
 from mesotron.runs.process import is_main
@@ -123,7 +123,7 @@ def differences(given: Any, own: Any, prefix: str = "") -> Iterator[tuple[str, A
         elif item.metadata.get("overridable_on_resume") or a == b:
             continue
         elif not (isinstance(a, Path) and isinstance(b, Path) and a.resolve() == b.resolve()):
-            yield prefix + item.name, a, b
+            yield flag_of(item, prefix), a, b
 
 
 def run_of(name: str) -> RunFolder | None:

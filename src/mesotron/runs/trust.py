@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mesotron.config.base import suggest
+from mesotron.config.base import flag_of, suggest
 
 
 def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -24,7 +24,7 @@ def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[st
         elif item.metadata.get("is_code") and value:
             values = value if isinstance(value, tuple) else (value,)
             if any(":" in one for one in values):
-                yield prefix + item.name, values
+                yield flag_of(item, prefix), values
 
 
 def code_names(config: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON."""
+"""`mesotron optim spectrum`: what each filter does to a singular value."""
 
 import json
 from dataclasses import dataclass

@@ -113,5 +113,5 @@ def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, to
         if context is not None and length + tokens > context:
             raise ValueError(
                 f"the prompt of {problem.id} has {length} tokens; beside a completion of {tokens} "
-                f"(--rollout.max-tokens) the model takes {context}: lower that or drop the row"
+                f"(--max-tokens) the model takes {context}: lower that or drop the row"
             )

@@ -1,4 +1,4 @@
-"""What a task is: a name for `--task.name` and a function that loads its problems.
+"""What a task is: a name for `--task` and a function that loads its problems.
 
     @task("squares", about="Squares of numbers up to 999")
     def squares(config: TaskConfig) -> Loaded: ...
@@ -51,7 +51,7 @@ def task(name: str, **traits: Any) -> Callable[[Load], Load]:
     """Register a function that loads problems as the task `name`.
 
     Args:
-        name: what `--task.name` calls it.
+        name: what `--task` calls it.
         traits: the further fields of `TaskSource`, of which `about` is required.
     """
 

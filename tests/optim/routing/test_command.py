@@ -1,4 +1,4 @@
-"""`mesotron route`: tables from configs alone, and one-line errors for broken ones."""
+"""`mesotron optim route`: tables from configs alone, and one-line errors for broken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mesotron route MODEL`: the routing table of a model from its config alone, without weights.
+"""`mesotron optim route MODEL`: the routing table of a model from its config, without weights.
 
 Configs are untrusted: no remote code runs, and a broken file gives one message.
 """
@@ -82,7 +82,7 @@ def load_on_meta(source: str) -> nn.Module:
     if not Path(source).exists():
         go_offline_without_network()
 
-    require("rlvr", ["transformers"], "mesotron route")
+    require("rlvr", ["transformers"], "mesotron optim route")
     import transformers
 
     transformers.logging.set_verbosity_error()

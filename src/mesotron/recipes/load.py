@@ -1,0 +1,83 @@
+"""Makes the config of a recipe from its table in recipes.toml."""
+
+import tomllib
+from collections.abc import Collection
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+from mesotron.config import PlanConfig, TrainConfig
+from mesotron.config.base import from_plain, suggest
+
+C = TypeVar("C", TrainConfig, PlanConfig)
+
+_FILE = Path(__file__).with_name("recipes.toml")
+_TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+RECIPES = {name: table["about"] for name, table in _TABLES.items()}
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+# Chosen on four tasks of SmolLM2-135M (benchmarks/tournament), without and with LoRA.
+RATES = {
+    "adamw": 2e-5,
+    "muon": 1e-4,
+    "normuon": 1e-4,
+    "pion": 2e-4,
+    "muon_sgd": 1e-4,
+}
+LORA_RATES = {"adamw": 4e-4, "muon": 5e-5}  # Muon by lora="product"; other rules take its rate
+
+
+def make_recipe(name: str) -> TrainConfig:
+    """The config of a recipe; ValueError names the closest one if there is none."""
+    if Path(name).suffix in DATA_SUFFIXES or Path(name).exists():
+        raise ValueError(f"{name!r} is not a recipe: give data of yours as --data {name}")
+
+    if name not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")
+
+    return _make(name)
+
+
+def _make(name: str) -> TrainConfig:
+    values = {"recipe": name} | _TABLES[name]
+    values.pop("about")
+    based_on = values.pop("based_on", None)
+    base = _make(based_on) if based_on else None
+
+    return from_plain(TrainConfig, values, _FILE.name, base)
+
+
+def make_plan(name: str) -> PlanConfig:
+    recipe = make_recipe(name)
+    return PlanConfig(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
+
+
+def adapt(config: C, chosen: Collection[str]) -> C:
+    """Fit the optimizer of the recipe `own` to what the user chose, by dotted names.
+
+    The rate is that of the rule, and AdamW beside the matrices gets a tenth of it.
+    """
+    if config.recipe != "own":
+        return config
+
+    optim = config.optim
+    lora = config.model.lora
+    if lora and "optim.name" not in chosen:
+        optim = replace(optim, name="adamw")
+
+    if "optim.lr" not in chosen:
+        rate = LORA_RATES.get(optim.name, LORA_RATES["muon"]) if lora else RATES[optim.name]
+        optim = replace(optim, lr=rate)
+
+    if "optim.aux_lr" not in chosen:
+        has_aux_rate = optim.name not in ("adamw", "muon_sgd")
+        optim = replace(optim, aux_lr=optim.lr / 10 if has_aux_rate else None)
+
+    return replace(config, optim=optim)
+
+
+def describe_recipes() -> str:
+    width = max(map(len, RECIPES))
+    lines = [f"  {name:<{width}}  {about.removesuffix('.')}" for name, about in RECIPES.items()]
+    return "\n".join(["recipes:", *lines])
