@@ -13,8 +13,8 @@ from mesotron import cli
 from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, data, read_run, read_runs, render_runs
+from mesotron.report.page import asset, embed, fingerprint, plotly, visible
 from mesotron.report.read import Run
-from mesotron.report.render import asset, embed, fingerprint, plotly, visible
 from mesotron.report.summary import summarize_run
 from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder

@@ -19,13 +19,9 @@ MOST_RUNS = COLORS * DASHES  # more lines look alike
 
 
 def run(config: ReportConfig) -> int:
-    # A run's own metrics.jsonl stands for the run, whose folder has more.
-    given = [
-        path.parent if path.name == "metrics.jsonl" and is_run(path.parent) else path
-        for path in config.paths
-    ]
-
+    given = [run_behind(path) for path in config.paths]
     paths = find(given)
+
     out = config.out or Path(NAME)
     if config.out is None and len(given) == 1:
         place = outside(given[0])
@@ -38,6 +34,14 @@ def run(config: ReportConfig) -> int:
     print(f"{out}: {out.stat().st_size / 1e6:,.1f} MB, open it in a browser")
 
     return 0
+
+
+def run_behind(path: Path) -> Path:
+    """The run's folder for its own metrics.jsonl: the folder has more."""
+    if path.name == "metrics.jsonl" and is_run(path.parent):
+        return path.parent
+
+    return path
 
 
 def write(
@@ -115,13 +119,18 @@ def stamp(path: Path) -> list[tuple[str, int, int]]:
     if not path.exists():  # one run of a file with several
         path = Path(str(path).partition("#")[0])
 
-    inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
+    files = [path]
+    if not path.is_file():
+        files = sorted([*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")])
+
     stamps = []
-    for file in [path] if path.is_file() else sorted(inside):
-        if not file.name.startswith("."):
-            with suppress(FileNotFoundError):
-                facts = file.stat()
-                stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
+    for file in files:
+        if file.name.startswith("."):
+            continue
+
+        with suppress(FileNotFoundError):
+            facts = file.stat()
+            stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
 
     return stamps
 

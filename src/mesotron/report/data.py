@@ -50,11 +50,21 @@ class Plot:
     unless: str = ""
 
 
-_TABLES = tomllib.loads((Path(__file__).parent / "assets" / "catalog.toml").read_text("utf-8"))
-CATALOG: dict[str, tuple[Plot, ...]] = {  # question -> the plots that answer it
-    question: tuple(Plot(**table | {"band": tuple(table.get("band", ()))}) for table in tables)
-    for question, tables in _TABLES.items()
-}
+def read_catalog(path: Path) -> dict[str, tuple[Plot, ...]]:
+    """Question -> the plots that answer it."""
+    catalog = {}
+    for question, tables in tomllib.loads(path.read_text("utf-8")).items():
+        plots = []
+        for table in tables:
+            band = tuple(table.pop("band", ()))
+            plots.append(Plot(**table, band=band))
+
+        catalog[question] = tuple(plots)
+
+    return catalog
+
+
+CATALOG = read_catalog(Path(__file__).parent / "assets" / "catalog.toml")
 
 
 @dataclass(frozen=True)
@@ -70,26 +80,26 @@ class Line:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def record(self, grid: str) -> dict[str, Any]:
-        out = {
+        values = {
             "run": self.run,
             "name": self.name,
             "grid": grid,
             "y": self.mean,
-        }
-
-        out |= {
             "group": self.style,
             "color": self.style % COLORS,
             "dash": self.style % DASHES,
         }
-
         optional = {
             "low": self.low,
             "high": self.high,
             "x": self.x,
             "dots": self.dots or None,
         }
-        return out | {key: value for key, value in optional.items() if value is not None}
+        for key, value in optional.items():
+            if value is not None:
+                values[key] = value
+
+        return values
 
 
 @dataclass(frozen=True)
@@ -105,14 +115,15 @@ class Chart:
 
     def record(self) -> dict[str, Any]:
         lines = [line.record("rest" if self.rest else "main") for line in self.lines]
-        out = {
+
+        return {
             "title": self.title,
             "log": self.log,
             "logX": self.log_x,
             "xName": self.x_name,
+            "rules": self.rules,
+            "lines": lines,
         }
-
-        return out | {"rules": self.rules, "lines": lines}
 
 
 @dataclass(frozen=True)
@@ -124,29 +135,45 @@ class Buckets:
     @classmethod
     def split(cls, num_rows: int, most: int) -> Self:
         count = min(num_rows, most)
-        return cls(tuple(k * num_rows // count for k in range(count + 1)) if count else (0,))
+        if not count:
+            return cls((0,))
+
+        return cls(tuple(k * num_rows // count for k in range(count + 1)))
 
     def middles(self, column: Sequence[float]) -> list[float]:
         """The value in the middle of each bucket; the ends for the first and last one."""
         places = [(a + b - 1) // 2 for a, b in pairwise(self.edges)]
         if len(places) > 1:
-            places[0], places[-1] = 0, self.edges[-1] - 1
+            places[0] = 0
+            places[-1] = self.edges[-1] - 1
+
         return [column[place] for place in places]
 
     def reduce(self, column: Column, how: Callable[[list[float]], float] | None = None) -> Column:
         """The mean (or `how`) of the finite values in each bucket, None where there is none."""
-        how = how or (lambda part: sum(part) / len(part))
-        parts = (finite_values(column[a:b]) for a, b in pairwise(self.edges))
-        return [how(part) if part else None for part in parts]
+        how = mean if how is None else how
+        reduced: Column = []
+        for start, end in pairwise(self.edges):
+            part = finite_values(column[start:end])
+            reduced.append(how(part) if part else None)
+
+        return reduced
 
     def range(self, column: Column) -> tuple[Column | None, Column | None]:
-        if self.edges[-1] == len(self.edges) - 1:
+        if self.edges[-1] == len(self.edges) - 1:  # one row each
             return None, None
+
         return self.reduce(column, min), self.reduce(column, max)
 
 
-@dataclass(frozen=True)
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Grids:
+    """The points of every run, and how its lines are drawn."""
+
     main: list[Buckets]  # points of each run in the catalog's charts
     rest: list[Buckets]  # and in the others
     bands: bool
@@ -154,8 +181,11 @@ class Grids:
     styles: Sequence[int]  # of each run
 
     def record(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
-        pairs = zip(runs, self.main, self.rest, strict=True)
-        return [{"main": make_axes(run, a), "rest": make_axes(run, b)} for run, a, b in pairs]
+        axes = []
+        for run, main, rest in zip(runs, self.main, self.rest, strict=True):
+            axes.append({"main": make_axes(run, main), "rest": make_axes(run, rest)})
+
+        return axes
 
 
 def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grids:
@@ -163,54 +193,76 @@ def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grid
     named = sum(len(_named_metrics(run)) for run in runs)
     others = sum(len(run.columns) for run in runs) - named
     bands = len(runs) <= MOST_BANDS
-    budgets = (BUDGET // max(named * (3 if bands else 1), 1), BUDGET_REST // max(others, 1))
-    main, rest = (max(FEWEST_POINTS, min(points, MOST_POINTS)) for points in budgets)
-    points = [[Buckets.split(len(run.rows), most) for run in runs] for most in (main, rest)]
-    overlaid = len(runs) > 1 or styles is not None
-    styles = range(len(runs)) if styles is None else styles
+    columns = named * (3 if bands else 1)
+    most = points_within(BUDGET, columns)
+    most_rest = points_within(BUDGET_REST, others)
 
-    return Grids(points[0], points[1], bands, overlaid, styles)
+    return Grids(
+        main=[Buckets.split(len(run.rows), most) for run in runs],
+        rest=[Buckets.split(len(run.rows), most_rest) for run in runs],
+        bands=bands,
+        overlaid=len(runs) > 1 or styles is not None,
+        styles=range(len(runs)) if styles is None else styles,
+    )
+
+
+def points_within(budget: int, columns: int) -> int:
+    points = budget // max(columns, 1)
+    return max(FEWEST_POINTS, min(points, MOST_POINTS))
 
 
 def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
+    """The x values of a run's points, in every unit that its rows give."""
     axes = {"steps": buckets.middles(run.steps)}
     for name, sources in AXES.items():
-        for metric, adds_up, factor in [each for each in sources if each[0] in run.columns][:1]:
-            values = []
-            total = 0.0
-            for value in run.columns[metric]:  # a gap repeats the value before it
-                if value is not None and math.isfinite(value):
-                    total = total + value if adds_up else value
-                values.append(total * factor)
-
-            axes[name] = buckets.middles(values)
+        for metric, adds_up, factor in sources:
+            if metric in run.columns:
+                axes[name] = buckets.middles(progress(run.columns[metric], adds_up, factor))
+                break
 
     return axes
 
 
+def progress(column: Column, adds_up: bool, factor: float) -> list[float]:
+    """A column as x values; a gap repeats the value before it."""
+    values = []
+    total = 0.0
+    for value in column:
+        if value is not None and math.isfinite(value):
+            total = total + value if adds_up else value
+        values.append(total * factor)
+
+    return values
+
+
 def make_chapters(runs: Sequence[Run], grids: Grids) -> dict[str, list[Chart]]:
-    chapters = {
-        question: [chart for plot in plots for chart in _draw(plot, runs, grids)]
-        for question, plots in CATALOG.items()
-    }
-    return {question: charts for question, charts in chapters.items() if charts}
+    """Question -> its charts, where the runs have any."""
+    chapters = {}
+    for question, plots in CATALOG.items():
+        charts = []
+        for plot in plots:
+            charts += _draw(plot, runs, grids)
+        if charts:
+            chapters[question] = charts
+
+    return chapters
 
 
 def make_rest(runs: Sequence[Run], grids: Grids) -> list[Chart]:
-    named = {metric for run in runs for metric in _named_metrics(run)}
-    names = {metric for run in runs for metric in run.columns if metric not in named}
-    lines = {
-        metric: _overlaid_lines(
-            metric,
-            runs,
-            grids.rest,
-            grids.styles,
-            bands=False,
-        )
-        for metric in sorted(names)
-    }
+    """One chart for each metric that is not in the catalog."""
+    named: set[str] = set()
+    metrics: set[str] = set()
+    for run in runs:
+        named |= _named_metrics(run)
+        metrics |= run.columns.keys()
 
-    return [Chart(metric, shown, rest=True) for metric, shown in lines.items() if shown]
+    charts = []
+    for metric in sorted(metrics - named):
+        lines = _overlaid_lines(metric, runs, grids.rest, grids.styles, bands=False)
+        if lines:
+            charts.append(Chart(metric, lines, rest=True))
+
+    return charts
 
 
 def make_spectra(run: Run) -> list[Chart]:
@@ -222,17 +274,11 @@ def make_spectra(run: Run) -> list[Chart]:
     charts = []
     for name, rows in blocks.items():
         shown = [rows[-1]] if len(rows) == 1 else [rows[-1], rows[0]]
-        lines = [
-            Line(
-                0,
-                f"{key} filter, step {row['step']}",
-                2 * age + k,
-                row[key],
-                x=row["rank"],
-            )
-            for age, row in enumerate(shown)
-            for k, key in enumerate(("before", "after"))
-        ]
+        lines = []
+        for row in shown:
+            for key in ("before", "after"):
+                label = f"{key} filter, step {row['step']}"
+                lines.append(Line(0, label, style=len(lines), mean=row[key], x=row["rank"]))
 
         note = f"{rows[-1]['rule']}, block of {'x'.join(map(str, rows[-1]['shape']))}"
         charts.append(Chart(name.removesuffix(".weight"), lines, note, x_name="rank"))
@@ -242,20 +288,26 @@ def make_spectra(run: Run) -> list[Chart]:
 
 def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
     """First, last, least and largest finite value with their steps; steps that are not finite."""
-    pairs = [(x, s) for x, s in zip(column, steps) if x is not None]
-    finite = [pair for pair in pairs if math.isfinite(pair[0])]
-    broken = [int(s) for x, s in pairs if not math.isfinite(x)] if len(finite) < len(pairs) else []
+    finite = []
+    broken = []
+    for x, step in zip(column, steps):
+        if x is None:
+            continue
+        if math.isfinite(x):
+            finite.append((x, step))
+        else:
+            broken.append(int(step))
 
-    out: dict[str, Any] = {"broken": broken, "count": len(finite)}
+    summary: dict[str, Any] = {"broken": broken, "count": len(finite)}
     if finite:
-        out |= {
+        summary |= {
             "first": finite[0],
             "last": finite[-1],
             "low": min(finite),
             "high": max(finite),
         }
 
-    return out
+    return summary
 
 
 def match(pattern: str, metric: str) -> str | None:
@@ -265,18 +317,15 @@ def match(pattern: str, metric: str) -> str | None:
 
 
 def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
-    metrics = {metric: name for run in runs for metric, name in _lines_of(plot, run).items()}
-    if grids.overlaid or not metrics:
-        return [
-            _overlay(
-                plot,
-                metric,
-                name,
-                runs,
-                grids,
-            )
-            for metric, name in metrics.items()
-        ]
+    """One chart of a single run; of several runs one for each of its metrics."""
+    metrics: dict[str, str] = {}
+    for run in runs:
+        metrics |= _lines_of(plot, run)
+
+    if grids.overlaid:
+        return [_overlay(plot, metric, name, runs, grids) for metric, name in metrics.items()]
+    if not metrics:
+        return []
 
     run = runs[0]
     buckets = grids.main[0]
@@ -285,41 +334,17 @@ def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
     lines = []
     for index, (metric, name) in enumerate(metrics.items()):
         column = run.columns[metric]
-        edges = band if index == 0 and band else buckets.range(column)
+        low, high = band if index == 0 and band else buckets.range(column)
         summary = describe(column, run.steps)
-
-        lines.append(
-            Line(
-                0,
-                name,
-                index,
-                buckets.reduce(column),
-                *edges,
-                summary=summary,
-            )
-        )
+        mean = buckets.reduce(column)
+        lines.append(Line(0, name, index, mean, low, high, summary=summary))
 
     note = plot.note if band else _note_without_band(plot)
-    return [
-        Chart(
-            plot.title,
-            lines,
-            note,
-            plot.log,
-            rules=_rules(plot, run),
-        )
-    ]
+    return [Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))]
 
 
 def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Grids) -> Chart:
-    lines = _overlaid_lines(
-        metric,
-        runs,
-        grids.main,
-        grids.styles,
-        grids.bands,
-    )
-
+    lines = _overlaid_lines(metric, runs, grids.main, grids.styles, grids.bands)
     names = set(plot.lines.values())
     title = f"{plot.title}: {name}"
     if plot.standalone:
@@ -327,17 +352,13 @@ def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Gri
     elif len(names) == 1 and "" not in names:
         title = plot.title
 
-    rules = {rule for run in runs if (rule := _rules(plot, run))}
     note = "" if plot.standalone else _note_without_band(plot)  # it may be about another line
 
     # Runs with different starts have no common reference line.
-    return Chart(
-        title,
-        lines,
-        note,
-        plot.log,
-        rules=rules.pop() if len(rules) == 1 else (),
-    )
+    different = {_rules(plot, run) for run in runs} - {()}
+    rules = different.pop() if len(different) == 1 else ()
+
+    return Chart(title, lines, note, plot.log, rules=rules)
 
 
 def _overlaid_lines(
@@ -345,33 +366,23 @@ def _overlaid_lines(
 ) -> list[Line]:
     lines = []
     for index, (run, buckets) in enumerate(zip(runs, grids, strict=True)):
-        if (column := run.columns.get(metric)) is None or not finite_values(column):
+        column = run.columns.get(metric)
+        if column is None or not finite_values(column):
             continue
 
-        edges = buckets.range(column) if bands else (None, None)
+        low, high = buckets.range(column) if bands else (None, None)
         summary = describe(column, run.steps)
         mean = buckets.reduce(column)
-
-        lines.append(
-            Line(
-                index,
-                run.name,
-                styles[index],
-                mean,
-                *edges,
-                summary=summary,
-            )
-        )
+        lines.append(Line(index, run.name, styles[index], mean, low, high, summary=summary))
 
     return lines
 
 
 def _band(plot: Plot, run: Run, metric: str, buckets: Buckets) -> tuple[Column, Column] | None:
     """The edges of a plot's band, or of the range over parallel runs."""
-    if run.by_run and (columns := [each[metric] for each in _split_runs(run) if metric in each]):
-        points = list(zip(*(buckets.reduce(column) for column in columns), strict=True))
-        finite = [[x for x in point if x is not None] for point in points]
-        return [min(p, default=None) for p in finite], [max(p, default=None) for p in finite]
+    parallel = [each[metric] for each in _split_runs(run) if metric in each]
+    if parallel:
+        return _range_over([buckets.reduce(column) for column in parallel])
 
     if not plot.band or any(name not in run.columns for name in plot.band):
         return None
@@ -380,14 +391,39 @@ def _band(plot: Plot, run: Run, metric: str, buckets: Buckets) -> tuple[Column, 
     if len(edges) == 2:
         return edges[0], edges[1]
 
-    pairs = list(zip(buckets.reduce(run.columns[metric]), edges[0], strict=True))
-    low: Column = [None if x is None or s is None else x - s for x, s in pairs]
+    return _spread_around(buckets.reduce(run.columns[metric]), edges[0])
 
-    return low, [None if x is None or s is None else x + s for x, s in pairs]
+
+def _range_over(columns: Sequence[Column]) -> tuple[Column, Column]:
+    low: Column = []
+    high: Column = []
+    for point in zip(*columns, strict=True):
+        known = [x for x in point if x is not None]
+        low.append(min(known, default=None))
+        high.append(max(known, default=None))
+
+    return low, high
+
+
+def _spread_around(mean: Column, spread: Column) -> tuple[Column, Column]:
+    low: Column = []
+    high: Column = []
+    for x, s in zip(mean, spread, strict=True):
+        if x is None or s is None:
+            low.append(None)
+            high.append(None)
+        else:
+            low.append(x - s)
+            high.append(x + s)
+
+    return low, high
 
 
 def _split_runs(run: Run) -> list[dict[str, Column]]:
     """Columns of parallel runs, each padded to the rows of the whole."""
+    if not run.by_run:
+        return []
+
     index = {step: k for k, step in enumerate(run.steps)}
     count = 1 + max(int(row["run"]) for row in run.by_run)
 
@@ -413,22 +449,34 @@ def _rules(plot: Plot, run: Run) -> tuple[tuple[float, str], ...]:
 
 
 def _note_without_band(plot: Plot) -> str:
-    return plot.note.partition(";")[0].rstrip(".") + "." if plot.note else ""
+    if not plot.note:
+        return ""
+
+    first, _, _ = plot.note.partition(";")
+    return first.rstrip(".") + "."
 
 
 def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
-    patterns = {} if plot.unless in run.columns else plot.lines
-    metrics = {  # the last of the metrics that share a name
-        name or star: metric
-        for pattern, name in patterns.items()
-        for metric, column in run.columns.items()
-        if (star := match(pattern, metric)) is not None and finite_values(column)
-    }
+    """Metric -> name of the lines that a run has for a plot."""
+    if plot.unless in run.columns:
+        return {}
 
-    return {metric: name for name, metric in metrics.items()}
+    by_name: dict[str, str] = {}  # the last of the metrics that share a name
+    for pattern, name in plot.lines.items():
+        for metric, column in run.columns.items():
+            star = match(pattern, metric)
+            if star is not None and finite_values(column):
+                by_name[name or star] = metric
+
+    return {metric: name for name, metric in by_name.items()}
 
 
 def _named_metrics(run: Run) -> set[str]:
-    plots = [plot for plots in CATALOG.values() for plot in plots]
-    lines = {metric for plot in plots for metric in _lines_of(plot, run)}
-    return lines | {name for plot in plots for name in plot.band if name in run.columns}
+    """Metrics of a run that a plot of the catalog shows."""
+    metrics: set[str] = set()
+    for plots in CATALOG.values():
+        for plot in plots:
+            metrics.update(_lines_of(plot, run))
+            metrics.update(name for name in plot.band if name in run.columns)
+
+    return metrics

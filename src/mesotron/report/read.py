@@ -57,8 +57,10 @@ class Run:
     @cached_property
     def columns(self) -> dict[str, Column]:
         """Metric, under our name if it has one -> one number per row, None where there is none."""
-        is_ours = self.kind != "other"
-        return make_columns(self.rows if is_ours else [standard_row(row) for row in self.rows])
+        if self.kind != "other":
+            return make_columns(self.rows)
+
+        return make_columns([standard_row(row) for row in self.rows])
 
     @cached_property
     def steps(self) -> list[float]:
@@ -82,8 +84,11 @@ class Run:
         events = monitor.events
         if self.kind != "other":
             known = {detector.name for detector in DETECTORS}
-            found = map(parse_event, self.logged_events)
-            events = [e for e in found if isinstance(e, Event) and e.detector in known]
+            events = []
+            for row in self.logged_events:
+                event = parse_event(row)
+                if isinstance(event, Event) and event.detector in known:
+                    events.append(event)
 
         return diagnose(self.rows, monitor.engine, events, actions=monitor.actions)
 
@@ -92,8 +97,9 @@ class Run:
         """The logged events; for a foreign log, those that the watch detects."""
         if self.kind != "other" or self.diagnosis is None:
             return self.logged_events
-        found = [event.record() for event in self.diagnosis.events]
-        return sorted([*found, *self.logged_events], key=lambda row: row["step"])
+
+        detected = [event.record() for event in self.diagnosis.events]
+        return sorted([*detected, *self.logged_events], key=lambda row: row["step"])
 
     @property
     def condition(self) -> Condition | None:
@@ -112,16 +118,7 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
     """Read a run folder, or any log that `mesotron watch` reads; `rename` is as there."""
     name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
-        names = Names(path, rename)
-        log = read_log(path)
-        names.learn({key for row in log.rows for key in row})
-        names.check()
-
-        rows = [dict(names.apply(row)) for row in log.rows]
-        if NO_STEPS in log.notes:  # perhaps data for training instead of a log
-            names.require_known(path, rows)
-
-        return Run(name, path, rows, logged_events=log.actions)
+        return read_foreign(path, name, rename)
 
     folder = RunFolder(path)
     events = [row for row in folder.rows("events") if parse_event(row) is not None]
@@ -144,6 +141,20 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
     )
 
 
+def read_foreign(path: Path, name: str, rename: Sequence[str]) -> Run:
+    """A log of any framework as a run."""
+    log = read_log(path)
+    names = Names(path, rename)
+    names.learn(set().union(*log.rows))
+    names.check()
+
+    rows = [dict(names.apply(row)) for row in log.rows]
+    if NO_STEPS in log.notes:  # perhaps data for training instead of a log
+        names.require_known(path, rows)
+
+    return Run(name, path, rows, logged_events=log.actions)
+
+
 def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
     """Read several runs; each is named by the shortest end of its path that is unique."""
     parts = [path.resolve().parts for path in paths]
@@ -164,17 +175,17 @@ def parse_event(row: Row) -> Event | Action | None:
     names = {each.name for each in fields(Event)}
     try:
         if row.get("kind") == "guard":
-            found: Event | Action = Action.from_record(row)
+            event: Event | Action = Action.from_record(row)
         else:
             values: dict[str, Any] = {key: row[key] for key in row.keys() & names}
             values["evidence"] = tuple(Evidence(**one) for one in row.get("evidence", ()))
-            found = Event(**values)
+            event = Event(**values)
 
-        found.sentence()
+        event.sentence()
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
-    return found
+    return event
 
 
 def make_columns(rows: Sequence[Row]) -> dict[str, Column]:

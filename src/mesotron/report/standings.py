@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
@@ -50,25 +50,20 @@ class Table:
 
     def select(self, title: str, *columns: str) -> Self:
         places = [self.columns.index(name) for name in columns]
-        rows = [[row[k] for k in places] for row in self.rows]
+        rows = [[row[place] for place in places] for row in self.rows]
 
-        return replace(
-            self,
-            title=title,
-            columns=columns,
-            rows=rows,
-        )
+        return replace(self, title=title, columns=columns, rows=rows)
 
     def to_markdown(self) -> list[str]:
         rows = [[entry.text.replace("|", "\\|") for entry in row] for row in self.rows]
         return make_table(self.columns, rows)
 
     def to_rich(self) -> RichTable:
-        options: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
         table = RichTable(
             title=self.title,
             caption=self.note or None,
-            **options,
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
         )
         for k, name in enumerate(self.columns):
             table.add_column(name, no_wrap=k == 0)
@@ -94,29 +89,7 @@ def standings(record: Row) -> Table:
         "dead",
     )
 
-    rows = []
-    for one in record["standings"]:
-        gain = "" if one["gain"] in (None, 1) else f" x{one['gain']:g}"
-        edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
-        best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
-        crashed = f", {one['failed']} crashed" if one["failed"] else ""
-
-        rows.append(
-            [
-                one["contender"],
-                f"{one['rate']:g}{gain}{edge}",
-                with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
-                with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
-                _known(one["p_holm"], "{:.2g}"),
-                str(len(one["seeds"])),
-                spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
-                UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
-                _known(one["tokens"], "{:,.0f}"),
-                str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
-                f"{one['dead']} of {len(one['seeds'])}{crashed}",
-            ]
-        )
-
+    rows = [_standing(one) for one in record["standings"]]
     start = record["start"].get("final")
     since = "" if start is None else f"; {record['before']}: {start:.3f}"
     title = f"{record['recipe']}: {record['measure']}, 95% intervals{since}"
@@ -124,16 +97,47 @@ def standings(record: Row) -> Table:
     return Table(title, columns, _entries(rows))
 
 
+def _standing(one: Row) -> list[str]:
+    """The cells of a contender, in the order of the columns of `standings`."""
+    gain = "" if one["gain"] in (None, 1) else f" x{one['gain']:g}"
+    edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
+    best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
+    extended = f" (+{one['extended']})" if one["extended"] else ""
+    crashed = f", {one['failed']} crashed" if one["failed"] else ""
+
+    return [
+        one["contender"],
+        f"{one['rate']:g}{gain}{edge}",
+        with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
+        with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
+        _known(one["p_holm"], "{:.2g}"),
+        str(len(one["seeds"])),
+        _known_time(one["threshold_seconds"] or None),
+        _known_time(one["seconds"]),
+        _known(one["tokens"], "{:,.0f}"),
+        f"{one['trials']}{extended}",
+        f"{one['dead']} of {len(one['seeds'])}{crashed}",
+    ]
+
+
 def rate_map(record: Row) -> Table:
     searched = [cell for cell in record["cells"] if cell["stage"] == "search"]
     rates = sorted({cell["rate"] for cell in searched})
     chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
 
+    by_place: dict[tuple[str, float], list[Row]] = {}
+    for cell in searched:
+        by_place.setdefault((cell["contender"], cell["rate"]), []).append(cell)
+
     rows = []
-    for name in (contender["name"] for contender in record["contenders"]):
-        own = [[c for c in searched if (c["contender"], c["rate"]) == (name, x)] for x in rates]
-        entries = (_map_entry(c, (name, x) in chosen) for c, x in zip(own, rates, strict=True))
-        rows.append([Entry(name), *entries])
+    for contender in record["contenders"]:
+        name = contender["name"]
+        entries = [Entry(name)]
+        for rate in rates:
+            place = (name, rate)
+            entries.append(_map_entry(by_place.get(place, []), place in chosen))
+
+        rows.append(entries)
 
     columns = ("contender", *(f"{rate:g}" for rate in rates))
     return Table("search: score by rate (AdamW's unit)", columns, rows, LEGEND)
@@ -146,16 +150,22 @@ def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
     states = {cell["state"] for cell in cells}
     if "failed" in states:
         return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
-    if states != {"done"}:
-        return Entry("…", "running") if "running" in states else Entry("·", "waiting")
+    if "running" in states:
+        return Entry("…", "running")
+    if "waiting" in states:
+        return Entry("·", "waiting")
 
     worst = max(cells, key=lambda cell: list(SIGNS).index(cell["verdict"] or "healthy"))
     verdict = worst["verdict"] or "healthy"
     scores = [cell["score"] for cell in cells if cell["score"] is not None]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else UNKNOWN
-    state = verdict if verdict != "healthy" else ("best" if chosen else "")
+    star = "*" if chosen else ""
 
-    return Entry(f"{mean}{'*' if chosen else ''}{SIGNS[verdict]}", state, worst["story"])
+    state = verdict
+    if verdict == "healthy":
+        state = "best" if chosen else ""
+
+    return Entry(f"{mean}{star}{SIGNS[verdict]}", state, worst["story"])
 
 
 def speed(record: Row) -> Table | None:
@@ -169,38 +179,33 @@ def speed(record: Row) -> Table | None:
     for contender in record["contenders"]:
         cells = [cell for cell in finals if cell["contender"] == contender["name"]]
         reached = [cell for cell in cells if cell["threshold_steps"] is not None]
-        seconds, steps, tokens = (
-            median(cell[f"threshold_{key}"] for cell in reached) if reached else None
-            for key in ("seconds", "steps", "tokens")
-        )
+        row = [contender["name"], f"{len(reached)} of {len(cells)}"]
 
-        rows.append(
-            [
-                contender["name"],
-                f"{len(reached)} of {len(cells)}",
-                "never" if seconds is None else spell_time(seconds),
-                _known(steps, "{:g}"),
-                _known(tokens, "{:,.0f}"),
-            ]
-        )
+        if reached:
+            seconds = median(cell["threshold_seconds"] for cell in reached)
+            steps = median(cell["threshold_steps"] for cell in reached)
+            tokens = median(cell["threshold_tokens"] for cell in reached)
+            row += [spell_time(seconds), f"{steps:g}", f"{tokens:,.0f}"]
+        else:
+            row += ["never", UNKNOWN, UNKNOWN]
+
+        rows.append(row)
 
     title = f"training until {threshold['metric']} reaches {threshold['value']:.3g}, median"
     return Table(title, ("contender", "reached", "time", "steps", "tokens"), _entries(rows))
 
 
 def failures(record: Row) -> Table:
-    rows = [
-        [
-            cell["id"],
-            cell["contender"],
-            f"{cell['rate']:g}",
-            str(cell["seed"]),
-            "failed" if cell["state"] == "failed" else cell["verdict"],
-            cell["why"] or cell["story"] or cell["cause"] or "",
-        ]
-        for cell in record["cells"]
-        if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY
-    ]
+    rows = []
+    for cell in record["cells"]:
+        has_failed = cell["state"] == "failed"
+        if not has_failed and cell["verdict"] not in ENDED_BADLY:
+            continue
+
+        outcome = "failed" if has_failed else cell["verdict"]
+        reason = cell["why"] or cell["story"] or cell["cause"] or ""
+        rate = f"{cell['rate']:g}"
+        rows.append([cell["id"], cell["contender"], rate, str(cell["seed"]), outcome, reason])
 
     columns = ("cell", "contender", "rate", "seed", "outcome", "reason")
     return Table("cells that crashed, diverged or died", columns, _entries(rows))
@@ -230,11 +235,18 @@ def to_markdown(record: Row) -> str:
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    return "" if None in (value, low, high) else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    if None in (value, low, high):
+        return ""
+
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _known(value: float | None, spec: str) -> str:
     return UNKNOWN if value is None else spec.format(value)
+
+
+def _known_time(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else spell_time(seconds)
 
 
 def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:

@@ -21,35 +21,50 @@ class Score(NamedTuple):
 
 
 def summarize_run(run: Run) -> list[str]:
-    makers = {
-        "train": _train,
-        "sft": _sft,
-        "snake": _snake,
-        "vla": _vla,
-    }
+    makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
+    make = makers.get(run.kind, _other)
+    sentences = [make(run), _condition(run)]
 
-    make = makers.get(run.kind, lambda run: f"{run.last_step} steps, {len(run.columns)} metrics.")
-    cost = f"{'Cost' if run.result else 'Cost so far'}: {text}." if (text := cost_of(run)) else ""
+    cost = cost_of(run)
+    if cost:
+        title = "Cost" if run.result else "Cost so far"
+        sentences.append(f"{title}: {cost}.")
 
-    return [sentence for sentence in (make(run), _condition(run), cost) if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def summarize_runs(runs: Sequence[Run]) -> list[str]:
-    scores = [(score, run.name) for run in runs if (score := final_score(run)) is not None]
-    sentences = [f"{len(runs)} runs."]
-    if len({score.label for score, _ in scores}) == 1:  # fruit and accuracy have no common best
-        best, worst = (pick(scores, key=lambda x: x[0].value) for pick in (max, min))
-        sentences = [
-            f"{len(runs)} runs: the best {best[0].label} is {best[0].text} ({best[1]}), the lowest "
-            f"{worst[0].text} ({worst[1]})."
-        ]
+    sentences = [_best_and_worst(runs)]
 
     for condition in ("dead", "drifting"):
-        if names := [run.name for run in runs if run.condition == condition]:
+        names = [run.name for run in runs if run.condition == condition]
+        if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             return [*sentences, f"{condition.capitalize()}: {', '.join(names[:4])}{more}."]
 
-    return [*sentences, *(["No problems detected."] if any(r.condition for r in runs) else [])]
+    if any(run.condition for run in runs):
+        sentences.append("No problems detected.")
+
+    return sentences
+
+
+def _best_and_worst(runs: Sequence[Run]) -> str:
+    scores = []
+    for run in runs:
+        score = final_score(run)
+        if score is not None:
+            scores.append((score, run.name))
+
+    if len({score.label for score, _ in scores}) != 1:  # fruit and accuracy have no common best
+        return f"{len(runs)} runs."
+
+    best, best_name = max(scores, key=lambda pair: pair[0].value)
+    worst, worst_name = min(scores, key=lambda pair: pair[0].value)
+
+    return (
+        f"{len(runs)} runs: the best {best.label} is {best.text} ({best_name}), the lowest "
+        f"{worst.text} ({worst_name})."
+    )
 
 
 def final_score(run: Run) -> Score | None:
@@ -57,9 +72,9 @@ def final_score(run: Run) -> Score | None:
     result = run.result or {}
     if "after" in result:
         value = result["after"]["value"]
-        is_reward = result.get("measure") == "reward"
-        name, text = ("reward", f"{value:.3f}") if is_reward else ("accuracy", f"{value:.1%}")
-        return Score(f"held-out {name}", value, text)
+        if result.get("measure") == "reward":
+            return Score("held-out reward", value, f"{value:.3f}")
+        return Score("held-out accuracy", value, f"{value:.1%}")
 
     if "greedy_fruit" in result:
         return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
@@ -67,7 +82,8 @@ def final_score(run: Run) -> Score | None:
         return Score("success", result["success"], f"{result['success']:.1%}")
 
     for metric, label in (("reward", "reward"), ("mean_token_accuracy", "token accuracy")):
-        if values := run.finite(metric):
+        values = run.finite(metric)
+        if values:
             _, value = _ends(values)
             return Score(label, value, f"{value:.3f}")
 
@@ -75,44 +91,17 @@ def final_score(run: Run) -> Score | None:
 
 
 def figures_of(run: Run) -> list[Figure]:
-    figures: list[Figure] = []
-    result = run.result or {}
-
-    score = final_score(run)
-    if "gain" in result:
-        label = f"held-out {result.get('measure') or 'accuracy'}"
-        names = {
-            "after": label,
-            "gain": "gain",
-            "before": "before",
-        }
-        figures = [Figure(name, *_with_interval(result, key)) for key, name in names.items()]
-    elif "greedy_fruit" in result:
-        base = result["baselines"]
-        greedy = f"of {base['maximum']:.0f}; {result['greedy_won']:.0%} won"
-        sampled = f"{result['sampled_won']:.0%} won"
-
-        figures = [
-            Figure("fruit, greedy", f"{result['greedy_fruit']:.2f}", greedy),
-            Figure("fruit, sampled", f"{result['sampled_fruit']:.2f}", sampled),
-            Figure("random", f"{base['random_masked']:.2f}", "legal moves"),
-        ]
-    elif run.kind == "vla" and "success" in result:
-        shares = {name: x for name, x in result.items() if name not in ("steps", "loss")}
-        figures = [Figure(name, f"{share:.1%}") for name, share in shares.items()]
-    elif score:
-        figures = [Figure(score.label, score.text, "mean of the last tenth")]
-
+    """The headline numbers: scores, the watch's verdict, time and dollars."""
+    figures = _score_figures(run)
     if run.condition:
-        cause = run.diagnosis.cause if run.diagnosis else None
-        without = "rolled back" if _was_rolled_back(run) else "no problems"
-        without = "too little is logged" if run.condition == "unknown" else without
-        figures.append(Figure("watch", run.condition, (cause or without).replace("_", " ")))
+        figures.append(Figure("watch", run.condition, _why(run, run.condition)))
 
-    if (seconds := seconds_of(run)) is not None:
+    seconds = seconds_of(run)
+    if seconds is not None:
         figures.append(Figure("time", spell_time(seconds), str(run.environment.get("device", ""))))
 
-    if (spent := run.last("cost/spent")) is not None:
+    spent = run.last("cost/spent")
+    if spent is not None:
         projected = run.last("cost/projected")
         note = f"{projected:,.2f} projected" if projected else ""
         figures.append(Figure("dollars", f"{spent:,.2f}", note))
@@ -120,33 +109,91 @@ def figures_of(run: Run) -> list[Figure]:
     return figures
 
 
+def _score_figures(run: Run) -> list[Figure]:
+    result = run.result or {}
+    if "gain" in result:
+        label = f"held-out {result.get('measure') or 'accuracy'}"
+        return [
+            Figure(label, *_with_interval(result, "after")),
+            Figure("gain", *_with_interval(result, "gain")),
+            Figure("before", *_with_interval(result, "before")),
+        ]
+
+    if "greedy_fruit" in result:
+        base = result["baselines"]
+        greedy = f"of {base['maximum']:.0f}; {result['greedy_won']:.0%} won"
+        sampled = f"{result['sampled_won']:.0%} won"
+        return [
+            Figure("fruit, greedy", f"{result['greedy_fruit']:.2f}", greedy),
+            Figure("fruit, sampled", f"{result['sampled_fruit']:.2f}", sampled),
+            Figure("random", f"{base['random_masked']:.2f}", "legal moves"),
+        ]
+
+    if run.kind == "vla" and "success" in result:
+        names = [name for name in result if name not in ("steps", "loss")]
+        return [Figure(name, f"{result[name]:.1%}") for name in names]
+
+    score = final_score(run)
+    if score is None:
+        return []
+
+    return [Figure(score.label, score.text, "mean of the last tenth")]
+
+
+def _why(run: Run, condition: str) -> str:
+    """The watch's cause in words, or why there is none."""
+    if run.diagnosis is not None and run.diagnosis.cause:
+        return run.diagnosis.cause.replace("_", " ")
+    if condition == "unknown":
+        return "too little is logged"
+
+    return "rolled back" if _was_rolled_back(run) else "no problems"
+
+
 def cost_of(run: Run) -> str:
     """Such as "3m 12s on cpu, 237 thousand tokens"; "" if nothing is known."""
     parts = []
     device = run.environment.get("device", "")
-    if (seconds := seconds_of(run)) is not None:
-        parts.append(f"{spell_time(seconds)}{f' on {device}' if device else ''}")
+    seconds = seconds_of(run)
+    if seconds is not None:
+        place = f" on {device}" if device else ""
+        parts.append(f"{spell_time(seconds)}{place}")
 
     for metric, unit in (("num_tokens", "tokens"), ("time/env_steps", "environment steps")):
-        if count := run.last(metric):
-            sizes = ((1e9, " billion"), (1e6, " million"), (1e3, " thousand"))
-            size, word = next((one for one in sizes if count >= one[0]), (1, ""))
-            parts.append(f"{count / size:.3g}{word} {unit}")
+        count = run.last(metric)
+        if count:
+            parts.append(f"{spell_count(count)} {unit}")
 
+    spent = run.last("cost/spent")
     projected = run.last("cost/projected")
-    if (spent := run.last("cost/spent")) is not None:
+    if spent is not None:
         ahead = f" of {projected:,.2f} projected" if projected and not run.result else ""
         parts.append(f"{spent:,.2f} dollars{ahead}")
 
     return ", ".join(parts)
 
 
+def spell_count(count: float) -> str:
+    """Such as "237 thousand"."""
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+
+    return f"{count:.3g}"
+
+
 def seconds_of(run: Run) -> float | None:
     """The metered time of the session, else the sum over steps."""
     for metric in ("time/seconds", "time/spent"):
-        if (last := run.last(metric)) is not None:
+        last = run.last(metric)
+        if last is not None:
             return last
+
     return sum(run.finite("time/step") or run.finite("step_time")) or None
+
+
+def _other(run: Run) -> str:
+    return f"{run.last_step} steps, {len(run.columns)} metrics."
 
 
 def _train(run: Run) -> str:
@@ -158,17 +205,20 @@ def _train(run: Run) -> str:
         planned = run.config.get("steps", "?")
         return f"{setup}, step {run.last_step} of {planned}{_change(run, 'reward')}."
 
-    measured = run.result["gain"]
-    verb = "improved" if measured["low"] > 0 else "reduced" if measured["high"] < 0 else None
-    verb = verb or "did not significantly change"
     what = "held-out accuracy"
-
     unit = "problems"
     if run.result.get("measure") == "reward":
         what = "the mean reward on held-out prompts"
         unit = "prompts"
 
-    before, after = (_with_interval(run.result, key)[0] for key in ("before", "after"))
+    verb = "did not significantly change"
+    if run.result["gain"]["low"] > 0:
+        verb = "improved"
+    elif run.result["gain"]["high"] < 0:
+        verb = "reduced"
+
+    before, _ = _with_interval(run.result, "before")
+    after, _ = _with_interval(run.result, "after")
     gain = ", ".join(_with_interval(run.result, "gain"))
 
     return (
@@ -236,8 +286,10 @@ def _was_rolled_back(run: Run) -> bool:
 
 
 def _change(run: Run, metric: str, name: str = "") -> str:
-    if not (values := run.finite(metric)):
+    values = run.finite(metric)
+    if not values:
         return ""
+
     first, last = _ends(values)
     return f", {name or metric} from {first:.3g} to {last:.3g}"
 
@@ -249,7 +301,9 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 def _with_interval(result: Row, key: str) -> tuple[str, str]:
     """A measured number of a result (before, after or gain) and its interval, as texts."""
-    value, low, high = (result[key][part] for part in ("value", "low", "high"))
+    value = result[key]["value"]
+    low = result[key]["low"]
+    high = result[key]["high"]
     if result.get("measure") == "reward":
         sign = "+" if key == "gain" else ""
         return f"{value:{sign}.3f}", f"95% interval {low:.3f} to {high:.3f}"

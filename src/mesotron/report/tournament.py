@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from mesotron.report import standings as tables
 from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
+from mesotron.report.page import Block, Cell, Page, cell, fold, pairs_table, table, text
 from mesotron.report.read import Run, read_run
-from mesotron.report.render import Block, Cell, Page, cell, fold, pairs_table, table, text
 from mesotron.report.summary import Figure
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row, read_json
@@ -15,41 +16,28 @@ from mesotron.runs.files import Row, read_json
 RECORD = "tournament.json"
 CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
 MOST_CELLS = 60
+INTERVAL = ("low", "high", "score")  # keys of a standing
+OPEN = ("waiting", "running")  # states of cells that are not over
 
 
 def render_tournament(folder: Path, live: float | None = None) -> str:
     record: Row = read_json(folder / RECORD)
     names = [contender["name"] for contender in record["contenders"]]
-    title = f"{record['recipe']}: {len(names)} contenders"
-    states = [one["state"] for one in record["cells"]]
-    done = sum(state not in ("waiting", "running") for state in states)
-    progress = [f"{done} of {len(states)} cells finished."] if done < len(states) else []
-    sentences = [*record["words"][:2], *progress]
-
     page = Page(
-        title,
-        "mesotron report · tournament",
-        sentences,
-        names,
-        top_figures(record),
+        title=f"{record['recipe']}: {len(names)} contenders",
+        kind="mesotron report · tournament",
+        sentences=[*record["words"][:2], *progress(record)],
+        names=names,
+        figures=top_figures(record),
     )
 
     page.add("Ranking", ranking_block(record, names))
     page.add("Learning curves", *curves(page, folder, record, names))
-    edges = [
-        f" The best rate of {one['contender']} is the {one['edge']}est tried."
-        for one in record["standings"]
-        if one["edge"]
-    ]
-
-    note = text(
-        "Every contender starts with the same number of trials, around the rate that makes its "
-        f"step as large as AdamW's.{''.join(edges)}"
-    )
 
     chart = rate_chart(record, names)
     shown = page.frames([chart]) if chart.lines else None
-    page.add("Learning rates", note, shown, table_block(tables.rate_map(record), names))
+    rates = table_block(tables.rate_map(record), names)
+    page.add("Learning rates", text(rate_note(record)), shown, rates)
     page.add("Speed", table_block(tables.speed(record), names))
     page.add("Failures", table_block(tables.failures(record)))
     page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
@@ -68,9 +56,31 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     return page.render(live)
 
 
+def progress(record: Row) -> list[str]:
+    """How many cells are over, in a sentence; nothing once all are."""
+    states = [one["state"] for one in record["cells"]]
+    done = sum(state not in OPEN for state in states)
+    if done == len(states):
+        return []
+
+    return [f"{done} of {len(states)} cells finished."]
+
+
+def rate_note(record: Row) -> str:
+    note = (
+        "Every contender starts with the same number of trials, around the rate that makes its "
+        "step as large as AdamW's."
+    )
+    for one in record["standings"]:
+        if one["edge"]:
+            note += f" The best rate of {one['contender']} is the {one['edge']}est tried."
+
+    return note
+
+
 def is_finished(folder: Path) -> bool:
     record: Row = read_json(folder / RECORD)
-    is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
+    is_open = any(one["state"] in OPEN for one in record["cells"])
     return bool(record["standings"] or record["words"]) and not is_open
 
 
@@ -110,29 +120,50 @@ def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = 
 
 
 def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
-    if (block := table_block(tables.standings(record), names, "ranking")) is None:
+    """The table of standings with a column in which the intervals are drawn."""
+    block = table_block(tables.standings(record), names, "ranking")
+    if block is None:
         return None
-
-    rows = record["standings"]
-    start = record["start"].get("final")
-    ends = [one[key] for one in rows for key in ("low", "high", "score")] + [start]
-    known = [value for value in ends if value is not None] or [0.0, 1.0]
-    low = min(known)
-    high = max(known)
-
-    def at(value: float | None) -> str:
-        return "" if value is None else f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
 
     place = block["head"].index("score") + 1
     block["head"] = [*block["head"][:place], "", *block["head"][place:]]
 
-    for cells, one in zip(block["rows"], rows, strict=True):
-        interval = {key: at(one[key]) for key in ("low", "high", "score")} | {"start": at(start)}
+    scale = interval_scale(record)
+    start = record["start"].get("final")
+    for cells, one in zip(block["rows"], record["standings"], strict=True):
         cells[0]["text"] = f"{one['rank']}. {one['contender']}"
-        drawn = cell("", style=names.index(one["contender"]), interval=interval)
-        cells.insert(place, drawn if one["score"] is not None else cell(""))
+        drawn = cell("")
+        if one["score"] is not None:
+            interval = {key: scale.at(one[key]) for key in INTERVAL}
+            interval["start"] = scale.at(start)
+            drawn = cell("", style=names.index(one["contender"]), interval=interval)
+
+        cells.insert(place, drawn)
 
     return block
+
+
+class IntervalScale(NamedTuple):
+    """Scores as places in a drawing that is 200 units wide."""
+
+    low: float
+    high: float
+
+    def at(self, value: float | None) -> str:
+        if value is None:
+            return ""
+
+        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return f"{6 + 188 * share:.1f}"
+
+
+def interval_scale(record: Row) -> IntervalScale:
+    values = [record["start"].get("final")]
+    for one in record["standings"]:
+        values += [one[key] for key in INTERVAL]
+
+    known = [value for value in values if value is not None] or [0.0, 1.0]
+    return IntervalScale(min(known), max(known))
 
 
 def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
@@ -170,42 +201,23 @@ def rate_chart(record: Row, names: Sequence[str]) -> Chart:
     lines: list[Line] = []
     cells = [c for c in record["cells"] if c["stage"] == "search" and c["score"] is not None]
     for style, name in enumerate(names):
-        own = [(c["rate"], c["score"]) for c in cells if c["contender"] == name]
-        if rates := sorted({rate for rate, _ in own}):
-            means: Column = [fmean(score for x, score in own if x == rate) for rate in rates]
-            lines.append(
-                Line(
-                    0,
-                    name,
-                    style,
-                    means,
-                    x=rates,
-                    dots="dots",
-                )
-            )
+        by_rate: dict[float, list[float]] = {}
+        for one in cells:
+            if one["contender"] == name:
+                by_rate.setdefault(one["rate"], []).append(one["score"])
+
+        if by_rate:
+            rates = sorted(by_rate)
+            means: Column = [fmean(by_rate[rate]) for rate in rates]
+            lines.append(Line(0, name, style, means, x=rates, dots="dots"))
 
     dead = sorted((c["rate"], c["score"]) for c in cells if c["verdict"] in tables.ENDED_BADLY)
     if dead:
         xs, ys = map(list, zip(*dead, strict=True))
-        lines.append(
-            Line(
-                0,
-                "dead or diverged",
-                len(names),
-                ys,
-                x=xs,
-                dots="crosses",
-            )
-        )
+        lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
 
     title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
-    return Chart(
-        title,
-        lines,
-        "Search cells, mean over seeds.",
-        log_x=True,
-        x_name="rate",
-    )
+    return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
 
 
 def show(value: float | None) -> str:
