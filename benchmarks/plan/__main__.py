@@ -34,9 +34,10 @@ from mesotron.config import ModelConfig, ObjectiveConfig, OptimConfig, RolloutCo
 from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
 from mesotron.rewards.call import make_reward
+from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.objectives import trl_arguments
+from mesotron.rlvr.parts import Parts, build_trainer
 from mesotron.rlvr.plan.estimate import GIB, SHAPES, Lengths, Shape, find_device, predict
-from mesotron.rlvr.session import Parts, build_trainer, quiet_libraries
 from mesotron.runs import RunFolder
 from mesotron.tasks.load import load_task
 from mesotron.tasks.prompts import render_prompts

@@ -26,7 +26,8 @@ from mesotron.answers.verify import Verifier
 from mesotron.config import TrainConfig
 from mesotron.models.sharded import as_loaded
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.session import build_trainer, load, quiet_libraries
+from mesotron.rlvr.lifecycle import quiet_libraries
+from mesotron.rlvr.parts import build_trainer, load
 from mesotron.runs import RunFolder
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import Sampling

@@ -24,7 +24,7 @@ from benchmarks.smollm2.supervised import RATE, Supervised
 from benchmarks.smollm2.training import build, config_of, quiet_libraries
 from mesotron.answers.verify import Verifier
 from mesotron.probes import snr_from_norms
-from mesotron.rlvr.session import load
+from mesotron.rlvr.parts import load
 from mesotron.runs import RunFolder
 from mesotron.spectral.filters import noise_edge
 

@@ -26,14 +26,9 @@ from mesotron.config import TrainConfig
 from mesotron.models.adapters import lora_config
 from mesotron.rewards.call import as_reward_function
 from mesotron.rlvr.callbacks import EvalEvery, SnrProbe
+from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.objectives import resolve
-from mesotron.rlvr.session import (
-    Parts,
-    evaluate_part,
-    load,
-    quiet_libraries,
-    trainer_arguments,
-)
+from mesotron.rlvr.parts import Parts, evaluate_part, grpo_arguments, load
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder
 from mesotron.tasks.rows import make_rows
@@ -149,7 +144,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
-        args=GRPOConfig(**(trainer_arguments(parts, run) | mixed)),
+        args=GRPOConfig(**(grpo_arguments(parts, run) | mixed)),
         train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
         peft_config=lora_config(config.model),

@@ -21,8 +21,10 @@ from mesotron.config import ModelConfig, TrainConfig
 from mesotron.evaluate.evaluate import evaluate
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.callbacks import WATCHED, RunLog
+from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.optimizer import OptimizerLog
-from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
+from mesotron.rlvr.parts import Parts, build_trainer, load
+from mesotron.rlvr.session import make_watch
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.tasks.rows import make_rows

@@ -86,7 +86,8 @@ def train_stock(given: argparse.Namespace) -> None:
     from mesotron.answers.verify import Verifier
     from mesotron.cli import COMMANDS, parse
     from mesotron.config import TrainConfig
-    from mesotron.rlvr.session import load, quiet_libraries
+    from mesotron.rlvr.lifecycle import quiet_libraries
+    from mesotron.rlvr.parts import load
 
     times: list[float] = []
 

@@ -33,7 +33,8 @@ from mesotron.compare.change import change
 from mesotron.config import ModelConfig
 from mesotron.models.load import CHAT_END, load_model
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.session import load, quiet_libraries
+from mesotron.rlvr.lifecycle import quiet_libraries
+from mesotron.rlvr.parts import load
 from mesotron.runs import RunFolder, describe_environment
 
 Cell = dict[str, Any]

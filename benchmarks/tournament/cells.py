@@ -95,7 +95,7 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     from mesotron.models.speed import choose_speed
     from mesotron.rewards.call import make_reward
     from mesotron.rlvr.objectives import trl_arguments
-    from mesotron.rlvr.session import Parts
+    from mesotron.rlvr.parts import Parts
     from mesotron.tasks.load import load_task
 
     model, tokenizer = start_of(cell["task"], given.folder, given.state)
@@ -119,7 +119,7 @@ class Looks:
     """
 
     def __init__(self, parts: Any, place: tuple[str, str]) -> None:
-        from mesotron.rlvr.session import evaluate_part
+        from mesotron.rlvr.parts import evaluate_part
 
         if place not in starts:
             starts[place] = evaluate_part(parts, parts.model, "start")
@@ -128,7 +128,7 @@ class Looks:
         self.found: list[tuple[int, dict[str, Any]]] = [(0, starts[place])]
 
     def look(self, step: int, model: Any) -> None:
-        from mesotron.rlvr.session import evaluate_part
+        from mesotron.rlvr.parts import evaluate_part
 
         self.found.append((step, evaluate_part(self.parts, model, "look")))
 
@@ -146,7 +146,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     from benchmarks.smollm2.training import build
     from mesotron.answers.verify import Verifier
     from mesotron.compare.health import diverged_at
-    from mesotron.rlvr.session import quiet_libraries
+    from mesotron.rlvr.lifecycle import quiet_libraries
     from mesotron.runs import RunFolder
 
     began = time.time()

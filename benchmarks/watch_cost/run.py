@@ -32,7 +32,8 @@ from mesotron.recipes import make_recipe
 from mesotron.rewards.scorer import Scored
 from mesotron.rlvr import trl_trainer as rlvr_trainer
 from mesotron.rlvr.callbacks import SnrProbe
-from mesotron.rlvr.session import build_trainer, load, quiet_libraries
+from mesotron.rlvr.lifecycle import quiet_libraries
+from mesotron.rlvr.parts import build_trainer, load
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import is_number
 

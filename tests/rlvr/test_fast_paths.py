@@ -9,7 +9,7 @@ from peft import LoraConfig
 from transformers import OPTConfig, OPTForCausalLM
 
 from mesotron.config import ObjectiveConfig, TrainConfig
-from mesotron.rlvr import session
+from mesotron.rlvr import parts as parts_of_run
 from mesotron.rlvr.fast_paths import FastPaths, choose_fast_paths
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, Sampling
@@ -287,12 +287,12 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
         seen.append(model.eval()(ids).logits)
         return Mock(to_json=dict)
 
-    monkeypatch.setattr(session, "evaluate", look)
+    monkeypatch.setattr(parts_of_run, "evaluate", look)
     parts = Mock(config=TrainConfig())
-    session.evaluate_part(parts, trainer.model, "before")
+    parts_of_run.evaluate_part(parts, trainer.model, "before")
     trainer.train()
     replaced = trainer.model(ids).logits
-    session.evaluate_part(parts, trainer.model, "after")
+    parts_of_run.evaluate_part(parts, trainer.model, "after")
 
     assert torch.equal(*seen)
     assert not torch.equal(replaced, seen[0])

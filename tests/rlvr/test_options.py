@@ -18,13 +18,13 @@ from mesotron.config import (
     RolloutConfig,
     TrainConfig,
 )
+from mesotron.rlvr.lifecycle import trainer_arguments
 from mesotron.rlvr.objectives import (
     PUBLISHED,
     check_updates,
     resolve,
     trl_arguments,
 )
-from mesotron.rlvr.session import common_arguments
 from mesotron.rlvr.train import check
 from mesotron.rlvr.trl_options import INSTEAD, grpo_fields, trl_options
 
@@ -232,7 +232,7 @@ def test_what_a_run_sets_cannot_be_passed():
     model = SimpleNamespace(dtype=torch.float32)
     cpu = torch.device("cpu")
     own = trl_arguments(config.objective, config.rollout, config.optim)
-    own |= common_arguments(config, cpu, model, SimpleNamespace(checkpoints=""))
+    own |= trainer_arguments(config, cpu, model, SimpleNamespace(checkpoints=""))
 
     assert set(own) <= set(INSTEAD)
 

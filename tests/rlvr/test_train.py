@@ -27,7 +27,7 @@ from mesotron.config import (
 from mesotron.models.precision import choose_precision
 from mesotron.models.speed import choose_speed
 from mesotron.rlvr import session, train
-from mesotron.rlvr.session import live_settings
+from mesotron.rlvr.live_settings import live_settings
 from mesotron.runs import RunFolder
 from mesotron.watch import budget as budget_of_run
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART

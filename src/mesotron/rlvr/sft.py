@@ -6,6 +6,7 @@ The rows come tokenized and in reading order, so TRL prepares and shuffles nothi
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -17,9 +18,17 @@ from mesotron.models.precision import choose_precision, supports_bfloat16
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.device import choose_device, use_one_thread_if_small
-from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
+from mesotron.rlvr.lifecycle import (
+    fit,
+    live_view,
+    open_folder,
+    quiet_libraries,
+    resume_command,
+    say_stopped,
+    trainer_arguments,
+)
 from mesotron.rlvr.optimizer import (
     OptimizerLog,
     build_optimizer,
@@ -27,6 +36,7 @@ from mesotron.rlvr.optimizer import (
     matrix_rate,
     unwrap_optimizer,
 )
+from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import last_value
 from mesotron.runs.process import explain_interrupt
@@ -65,7 +75,9 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
+            for name, value in self._routed().stats().items():
+                logs[f"optim/{name}"] = value
+
         super().log(logs, start_time)
 
     def _get_learning_rate(self) -> float:
@@ -84,7 +96,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
 
 def train(plan: Plan[SftConfig], budget: Budget) -> int:
-    session.quiet_libraries()
+    quiet_libraries()
     console = SafeConsole()
     for note in plan.notes:
         print_line(console, note)
@@ -92,23 +104,16 @@ def train(plan: Plan[SftConfig], budget: Budget) -> int:
     check_settings(plan.config.optim)
     device = choose_device(plan.config.device, plan.config.threads)
     config = choose_precision(plan.config, supports_bfloat16(device))
+
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
     use_one_thread_if_small(model, device, config.threads)
     rows = make_demonstrations(task, config, tokenizer)
 
-    how = f"continue with {session.resume_command(plan)}"
-    with session.open_folder(plan, device) as run, explain_interrupt(how):
+    how_to_continue = f"continue with {resume_command(plan)}"
+    with open_folder(plan, device) as run, explain_interrupt(how_to_continue):
         budget.loaded(run)
-        arguments = session.common_arguments(config, device, model, run) | {
-            "per_device_train_batch_size": config.batch,
-            "train_sampling_strategy": "sequential",  # the rows are in reading order
-            "max_length": None,  # rows that are too long were removed
-            "learning_rate": config.optim.lr,
-            "lr_scheduler_type": SCHEDULES[config.optim.schedule],
-            "warmup_steps": round(config.optim.warmup * config.steps),
-            "max_grad_norm": config.optim.max_grad_norm,
-        }
+        arguments = trainer_arguments(config, device, model, run) | own_arguments(config)
 
         set_seed(config.seed)  # LoRA is initialized before the trainer seeds
         trainer = WarmStart(
@@ -119,46 +124,51 @@ def train(plan: Plan[SftConfig], budget: Budget) -> int:
             peft_config=lora_config(config.model),
             optim=config.optim,
         )
-
         trainer.remove_callback(PrinterCallback)
+
         spending = Spending(budget, trainer)
-        with session.live_view(run, plan, console, WATCHED) as (view, stop):
+        with live_view(run, plan, console, WATCHED) as (view, stop):
             log = RunLog(run, view, trainer)
             for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
                 trainer.add_callback(callback)
-            session.fit(trainer, plan)
+
+            fit(trainer, plan)
 
         step = trainer.state.global_step
         if step < config.steps:
-            session.say_stopped(
-                console,
-                run,
-                plan,
-                step,
-                spending.stopped_by,
-            )
-
-            return 0
-
-        metrics = run.rows("metrics")
-        loss, accuracy = (last_value(metrics, name) for name in ("loss", "mean_token_accuracy"))
-        report = (
-            f"# Warm start of {config.model.name} on {config.task.title}: {step} steps\n\n"
-            f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
-            f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
-            f"{accuracy:.1%}.\n"
-        )
-
-        run.finish(
-            {
-                "steps": step,
-                "loss": loss,
-                "token_accuracy": accuracy,
-            },
-            lambda: report,
-        )
-
-        numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
-        print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")
+            say_stopped(console, run, plan, step, spending.stopped_by)
+        else:
+            report(run, config, step, console)
 
     return 0
+
+
+def own_arguments(config: SftConfig) -> dict[str, Any]:
+    """Arguments of TRL's trainer that only a warm start sets."""
+    return {
+        "per_device_train_batch_size": config.batch,
+        "train_sampling_strategy": "sequential",  # the rows are in reading order
+        "max_length": None,  # rows that are too long were removed
+        "learning_rate": config.optim.lr,
+        "lr_scheduler_type": SCHEDULES[config.optim.schedule],
+        "warmup_steps": round(config.optim.warmup * config.steps),
+        "max_grad_norm": config.optim.max_grad_norm,
+    }
+
+
+def report(run: RunFolder, config: SftConfig, step: int, console: Console) -> None:
+    metrics = run.rows("metrics")
+    loss = last_value(metrics, "loss")
+    accuracy = last_value(metrics, "mean_token_accuracy")
+
+    text = (
+        f"# Warm start of {config.model.name} on {config.task.title}: {step} steps\n\n"
+        f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
+        f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
+        f"{accuracy:.1%}.\n"
+    )
+    result = {"steps": step, "loss": loss, "token_accuracy": accuracy}
+    run.finish(result, lambda: text)
+
+    numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
+    print_line(console, f"{numbers}; evaluate it with mesotron eval {run.path}")

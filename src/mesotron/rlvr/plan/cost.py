@@ -271,7 +271,8 @@ def find_pace(config: PlanConfig, num_prompts: int, plan: Estimator) -> Pace:
 def calibrate(config: PlanConfig) -> Pace:
     """Time a few whole rollouts on this machine; the first, a warm-up, is not counted."""
     from mesotron.answers.verify import Verifier
-    from mesotron.rlvr.session import build_trainer, load, quiet_libraries
+    from mesotron.rlvr.lifecycle import quiet_libraries
+    from mesotron.rlvr.parts import build_trainer, load
 
     quiet_libraries()
     steps = CALIBRATION_STEPS * config.rollout.updates

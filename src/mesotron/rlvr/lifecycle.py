@@ -1,0 +1,173 @@
+"""What GRPO and the warm start share of a run's life: open its folder, show it, train, stop."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers import TrainerState
+from transformers.utils.logging import disable_progress_bar
+
+from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.base import spell
+from mesotron.optim.device import name_device
+from mesotron.runs import RunFolder, process
+from mesotron.runs.checkpoints import newest_whole, prune
+from mesotron.runs.console import LiveView, print_line
+from mesotron.runs.resume import Plan
+from mesotron.runs.trust import code_settings
+
+LOUD_LIBRARIES = ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes")
+
+
+def quiet_libraries() -> None:
+    disable_progress_bar()
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|peft)\b")
+
+    for name in LOUD_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
+    """The run's folder, made or cut after the checkpoint by the main process."""
+    is_alone = process.num_processes() == 1
+    if not is_alone and not process.is_main():
+        PartialState().wait_for_everyone()
+        yield RunFolder(plan.path)
+        return
+
+    with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
+        run.cut_after(first_step(plan))
+        if not is_alone:
+            PartialState().wait_for_everyone()
+
+        yield run
+
+
+def first_step(plan: Plan[Any]) -> int:
+    """The step that training continues from; 0 for a new run."""
+    return plan.checkpoint.step if plan.checkpoint else 0
+
+
+def trainer_arguments(
+    config: TrainConfig | SftConfig, device: torch.device, model: Any, run: RunFolder
+) -> dict[str, Any]:
+    """Arguments of Transformers' trainer that do not depend on what it trains."""
+    on_cpu = device.type == "cpu"
+    return {
+        "output_dir": str(run.checkpoints),
+        "max_steps": config.steps,
+        "seed": config.seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # a NaN must be visible
+        "save_steps": config.save_every or config.steps,
+        "save_total_limit": config.keep,
+        "use_cpu": on_cpu,
+        "bf16": model.dtype == torch.bfloat16 or config.model.dtype == "mixed",
+        "dataloader_pin_memory": not on_cpu,
+        "gradient_checkpointing": config.model.gradient_checkpointing,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+# Showing
+
+
+class ToView(logging.Handler):
+    """Shows log records in the live view, the watch's as alarms."""
+
+    def __init__(self, view: LiveView) -> None:
+        super().__init__()
+        self.view = view
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_alarm = record.name == "mesotron.watch"
+        show = self.view.alarm if is_alarm else self.view.say
+        show(record.getMessage())
+
+
+@contextmanager
+def live_view(
+    run: RunFolder, plan: Plan[Any], console: Console, watched: dict[str, str]
+) -> Iterator[tuple[LiveView, process.StopRequest]]:
+    """A view of the running steps, and whether the user asked to stop."""
+    view = LiveView(plan.config.steps, watched, console)
+    handler = ToView(view)
+    logger = logging.getLogger("mesotron")
+
+    with view:
+        logger.addHandler(handler)
+        try:
+            with process.StopRequest(view.say, f"continue with {resume_command(plan)}") as stop:
+                view.start_at(first_step(plan), run.rows("metrics"))
+                yield view, stop
+        finally:
+            logger.removeHandler(handler)
+
+
+# Training
+
+
+def fit(trainer: Any, plan: Plan[Any]) -> None:
+    """Train to the last step, from the plan's checkpoint if it has one."""
+    checkpoint = plan.checkpoint
+    if checkpoint is not None and checkpoint.step >= plan.config.steps:
+        load_finished(trainer, checkpoint.path, checkpoint.step)
+        return
+
+    try:
+        trainer.train(str(checkpoint.path) if checkpoint else None)
+    except ValueError as error:  # such as a reward function that raised
+        trainer.save_last_step()
+        saved, _ = newest_whole(plan.path / "checkpoints")
+        if saved is None:
+            raise
+
+        after = f"once that is fixed, {resume_command(plan)} continues from step {saved.step}"
+        raise ValueError(f"{error}; {after}") from error
+
+
+def load_finished(trainer: Any, checkpoint: Path, step: int) -> None:
+    """Take over the weights and counters of a run that stopped after its last step."""
+    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+    if trainer.args.should_save:  # maybe killed before it had pruned
+        keep = trainer.args.save_total_limit
+        best = trainer.state.best_model_checkpoint if keep > 1 else None  # as `train` ends
+        prune(checkpoint.parent, keep, step, best)
+
+
+# Stopping
+
+
+def say_stopped(
+    console: Console, run: RunFolder, plan: Plan[Any], step: int, why: str | None
+) -> None:
+    # A guard that gives up on broken weights does not save them.
+    is_saved = (run.checkpoints / f"checkpoint-{step}").exists()
+
+    stopped = "stopped and saved" if is_saved else "stopped"
+    reason = f": {why}" if why else ""
+    print_line(console, f"{stopped} at step {step}{reason}; continue with {resume_command(plan)}")
+
+
+def resume_command(plan: Plan[Any]) -> str:
+    if isinstance(plan.config, SftConfig):
+        return f"mesotron sft --resume {plan.path}"
+
+    # Code is named again: the folder alone is not believed.
+    words = [f"mesotron train --resume {plan.path}"]
+    for name, values in code_settings(plan.config):
+        flag = name.removesuffix(".parts")
+        words.append(spell(flag, tuple(quote(value) for value in values)))
+
+    return " ".join(words)
