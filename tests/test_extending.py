@@ -1,0 +1,84 @@
+"""docs/extending.md works: each block becomes a file, is imported, and is used by its name."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from mesotron.cli import main
+from mesotron.config import RewardConfig, TaskConfig
+from mesotron.config.registry import REWARDS, TASKS
+from mesotron.rewards.call import make_reward
+from mesotron.tasks.load import load_task
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'"""(\w+)\.py: ')
+MAX_LINES = 30
+
+
+def files() -> dict[str, str]:
+    """The blocks that begin with the name of their file."""
+    named = {}
+    for block in BLOCKS:
+        match = FILE.match(block)
+        if match:
+            named[match[1]] = block
+
+    return named
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the page's files; the registries forget them afterwards."""
+    for name, text in files().items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(importlib.sys.modules, name, raising=False)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for registry in (TASKS, REWARDS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", files())
+def test_each_extension_is_short(name):
+    lines = files()[name].splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= MAX_LINES
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_task():
+    with pytest.raises(ValueError, match="squares"):
+        TaskConfig(name="squares")
+
+    importlib.import_module("squares")
+    task = load_task(TaskConfig(name="squares", num_eval=20))
+
+    assert (len(task.train), len(task.eval)) == (500, 20)
+    first = task.train[0]
+    n = int(re.findall(r"\d+", first.question)[0])
+    assert first.gold == str(n * n)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_reward(judge):
+    importlib.import_module("brief")
+    reward = make_reward(RewardConfig(parts=("brief",)), judge, max_tokens=8)
+
+    texts = [r"\boxed{7}", r"\boxed{7}", r"\boxed{8}", r"\boxed{7}"]
+    ids = [[1] * 4, [1] * 5, [1], [1]]
+    golds = ["7", "7", "7", None]
+    assert reward(texts, ids, golds, [False] * 4) == [1.0, 0.5, 0.0, None]
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_line_knows_them(capsys):
+    importlib.import_module("squares")
+    importlib.import_module("brief")
+
+    assert main(["reward", "check", "brief", "--task", "squares"]) == 0
+    assert "brief on" in capsys.readouterr().out
