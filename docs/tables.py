@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mesotron.config.registry import REWARDS, TASKS
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 
 PAGES = Path(__file__).parent
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -32,12 +33,29 @@ def rewards() -> str:
     return table(["part", "pays", "note"], rows)
 
 
+def optimizers() -> str:
+    auxiliary = AUXILIARY_RULES["adamw"].about
+    rows = []
+    for name in SPECTRAL_RULES:
+        rows.append([f"`{name}(model)`", SPECTRAL_RULES[name].about, auxiliary])
+
+    fair = "AdamW with the same groups and statistics: the fair baseline"
+    rows.append(["`muon_sgd(model)`", "as `muon`", AUXILIARY_RULES["sgd"].about])
+    rows.append(["`adamw(model)`", fair, auxiliary])
+
+    return table(["builder", "hidden matrices", "the rest"], rows)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"tasks": tasks, "rewards": rewards}
+TABLES: dict[str, Callable[[], str]] = {
+    "tasks": tasks,
+    "rewards": rewards,
+    "optimizers": optimizers,
+}
 
 
 def fill(page: str) -> str:

@@ -25,6 +25,8 @@ LAYERS = [
     {"recipes"},
     {"compare"},
 ]
+# Files that import each other; the list may only get shorter.
+CIRCLES: list[set[str]] = []
 PACKAGES = [package for layer in LAYERS for package in sorted(layer)]
 JAX = {"jax", "flax", "optax"}
 FORBIDDEN = {"spectral": JAX | {"torch", "transformers", "trl"}, "optim": JAX}
@@ -68,6 +70,86 @@ def test_imports_run_downward(package):
             assert not above & {".".join(name[:2]) for name in names}, path
             assert not FORBIDDEN.get(package, set()) & roots, path
             assert package != "config" or roots <= {*sys.stdlib_module_names, "mesotron"}, path
+
+
+def without_type_checking(tree: ast.AST) -> ast.AST:
+    """The tree without imports that only a type checker reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+
+    return tree
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of ours, by its dotted name."""
+    parts = module.split(".")
+    if parts[0] != "mesotron":
+        return None
+
+    place = SOURCE.joinpath(*parts[1:])
+    for path in (place.with_suffix(".py"), place / "__init__.py"):
+        if path in FILES:
+            return path
+
+    return None
+
+
+def imported_files(path: Path) -> set[Path]:
+    """The files of ours that a file imports at run time, at its top or inside functions."""
+    package = ["mesotron", *path.relative_to(SOURCE).parts[:-1]]
+    found = set()
+    for node in ast.walk(without_type_checking(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            found |= {file_of(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, node.module] if node.module else above)
+            for alias in node.names:
+                # A module of the package, or a name in it.
+                found.add(file_of(f"{base}.{alias.name}") or file_of(base))
+
+    return {file for file in found if file is not None} - {path}
+
+
+def circles(graph: dict[Path, set[Path]]) -> list[set[str]]:
+    """Sets of files that reach each other, as names below the package."""
+    reached: dict[Path, set[Path]] = {}
+    for start in graph:
+        seen: set[Path] = set()
+        waiting = list(graph[start])
+        while waiting:
+            file = waiting.pop()
+            if file not in seen:
+                seen.add(file)
+                waiting += graph[file]
+
+        reached[start] = seen
+
+    found: list[set[str]] = []
+    for start in graph:
+        if start in reached[start]:
+            together = {file for file in reached[start] if start in reached[file]}
+            names = {str(file.relative_to(SOURCE)) for file in together}
+            if names not in found:
+                found.append(names)
+
+    return found
+
+
+def test_no_import_runs_in_a_circle():
+    graph = {path: imported_files(path) for path in FILES}
+    unknown = [names for names in circles(graph) if names not in CIRCLES]
+    assert not unknown, "these files import each other"
+
+    gone = [names for names in CIRCLES if names not in circles(graph)]
+    assert not gone, "take these out of CIRCLES: they are open"
+
+
+def test_circles_are_found():
+    a, b, c = (SOURCE / f"{name}.py" for name in "abc")
+    assert circles({a: {b}, b: {c}, c: set()}) == []
+    assert circles({a: {b}, b: {a}, c: {a}}) == [{"a.py", "b.py"}]
 
 
 def test_nothing_is_probed_or_swallowed():

@@ -53,16 +53,24 @@ _MODULES = {"GRPOTrainer": "mesotron.rlvr.trl_trainer", "Watch": "mesotron.watch
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and not _is_rule(name):
         raise AttributeError(f"module 'mesotron' has no attribute {name!r}")
 
-    if name in ("jax", "optim", "spectral"):
-        value: Any = import_module(f"mesotron.{name}")
+    if name not in __all__:  # a rule without a function of its own
+        value: Any = import_module("mesotron.optim").BUILDERS[name]
+    elif name in ("jax", "optim", "spectral"):
+        value = import_module(f"mesotron.{name}")
     else:
         value = getattr(import_module(_MODULES.get(name, "mesotron.optim")), name)
 
     globals()[name] = value
     return value
+
+
+def _is_rule(name: str) -> bool:
+    from mesotron.config.rules import SPECTRAL_RULES
+
+    return name in SPECTRAL_RULES
 
 
 def __dir__() -> list[str]:

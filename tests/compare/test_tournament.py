@@ -19,9 +19,9 @@ from mesotron.compare.record import Threshold, read_tournament
 from mesotron.compare.search import Grid, search
 from mesotron.compare.standings import rank, time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import try_lock
-from mesotron.spectral.routing import SPECTRAL_RULES
 from mesotron.vla.demos import write_manifest
 from support import compare_cell
 from support.report_worlds import make_final, make_record

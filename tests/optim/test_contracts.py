@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion, RoutedOptimizer, muon
 
 
@@ -31,6 +32,11 @@ OPTIMIZERS = {
     "pion_noise": _with(Pion, cutoff="noise"),
     "adamw": _with(AdamW),
 }
+# A rule without a row is tested by its own defaults; Pion's let at most one direction pass.
+for _name in SPECTRAL_RULES:
+    if _name not in (*OPTIMIZERS, "pion"):
+        OPTIMIZERS[_name] = _with(SPECTRAL_RULES[_name].optimizer)
+
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 # A leash replaces the decay, and its state is the start, in the dtype of the weights.
 without_leash = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "leash"])

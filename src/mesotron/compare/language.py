@@ -13,11 +13,11 @@ from mesotron.compare.change import change
 from mesotron.compare.kind import CELL_SETTINGS, Kind, OptimChoice, Scores, check_known
 from mesotron.compare.record import Contender
 from mesotron.config import ObjectiveName, OptimConfig, TrainConfig
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.recipes import make_recipe
 from mesotron.rewards.call import is_own
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row
-from mesotron.spectral.routing import SPECTRAL_RULES
 
 # About an hour on two cores; one half of the held-out problems chooses rates, the other ranks.
 SHORTER = {"arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600")}

@@ -2,11 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mesotron.config.base import Config, setting
+from mesotron.config.rules import optimizer_names
 
-OptimizerName = Literal["muon", "pion", "normuon", "muon_sgd", "adamw"]
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[optimizer_names()]
+
 LoraRule = Literal["B", "A", "both", "product", "none"]
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
 
@@ -19,7 +24,7 @@ class OptimConfig(Config, prefix="optim."):
     """The optimizer and its step size."""
 
     name: OptimizerName = setting("muon", flag="optim")
-    """muon, pion, normuon, muon_sgd or adamw."""
+    """The rule of hidden matrices; adamw takes them too."""
     lr: float = setting(1e-5, flag="lr", ge=0)
     """Learning rate in AdamW's unit, whatever the optimizer."""
     aux_lr: float | None = setting(None, ge=0)

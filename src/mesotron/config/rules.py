@@ -1,22 +1,20 @@
-"""Names of the optimizers' update rules, read from the folders that define them.
+"""The optimizers' update rules by name, for both frameworks.
 
-A rule for matrices is one file in `optim/rules`, a rule for everything else one in
-`optim/auxiliary`; the file has the rule's name. The files need torch, which the command line, the
-comparison and JAX do not load for a name.
+A rule for matrices is one file of `optim/rules`, a rule for everything else one of
+`optim/auxiliary`. Help, routing tables, the comparison and `mesotron.jax` take the names from here,
+which imports no torch; a JAX twin of a rule has the same name.
 """
 
-from pathlib import Path
+from mesotron.config.registry import Registry
 
-_OPTIM = Path(__file__).parents[1] / "optim"
-
-
-def _names(folder: str) -> tuple[str, ...]:
-    files = (_OPTIM / folder).glob("[!_]*.py")
-    return tuple(sorted(file.stem for file in files))
+SPECTRAL_RULES = Registry("rule for matrices", "mesotron.optim.rules")
+AUXILIARY_RULES = Registry("auxiliary rule", "mesotron.optim.auxiliary")
 
 
-SPECTRAL_RULES = _names("rules")
-AUXILIARY_RULES = _names("auxiliary")
-RULES = SPECTRAL_RULES + AUXILIARY_RULES
-# Every rule for matrices with AdamW beside it, Muon with SGD beside it, and AdamW for all.
-OPTIMIZERS = (*SPECTRAL_RULES, "muon_sgd", "adamw")
+def all_rules() -> tuple[str, ...]:
+    return (*SPECTRAL_RULES, *AUXILIARY_RULES)
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """Every rule for matrices with AdamW beside it, Muon with SGD beside it, and AdamW for all."""
+    return (*SPECTRAL_RULES, "muon_sgd", "adamw")

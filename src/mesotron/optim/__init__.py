@@ -10,8 +10,7 @@ A new rule is one file: `rules/NAME.py` for matrices (see `rules/normuon.py`), `
 for everything else. `matrix.py` applies a filter, `views.py` says which matrices a parameter holds.
 """
 
-from mesotron.config.rules import OPTIMIZERS
-from mesotron.optim import registry
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.auxiliary.adamw import AdamW, adamw
 from mesotron.optim.auxiliary.sgd import MuonSGD, muon_sgd
 from mesotron.optim.build import builder
@@ -25,8 +24,12 @@ from mesotron.optim.state_import import import_state
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
-BUILDERS = {name: builder(registry.OPTIMIZERS[name]) for name in OPTIMIZERS}
-"""For each optimizer's name the function that builds it for a model."""
+BUILDERS = {
+    **{name: builder(SPECTRAL_RULES[name].optimizer) for name in SPECTRAL_RULES},
+    "muon_sgd": muon_sgd,
+    "adamw": adamw,
+}
+"""For each name of `mesotron.config.rules.optimizer_names` what builds it for a model."""
 
 __all__ = [
     "BUILDERS",

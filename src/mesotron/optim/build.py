@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mesotron.config.rules import SPECTRAL_RULES
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 from mesotron.optim.lora import pair_up
 from mesotron.optim.optimizer import RoutedOptimizer
-from mesotron.optim.registry import AUXILIARY
 from mesotron.optim.routing import RoutingTable, route
 from mesotron.optim.routing.params import model_behind
 
@@ -38,8 +37,8 @@ def build(
     if leashed:
         _check_leash(table)
 
-    if aux_lr is None and aux in AUXILIARY:
-        aux_lr = AUXILIARY[aux].lr
+    if aux_lr is None and aux in AUXILIARY_RULES:
+        aux_lr = AUXILIARY_RULES[aux].lr
 
     groups = []
     for group in table.groups(model):

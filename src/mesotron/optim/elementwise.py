@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.device import round_stochastically, step_seed, wide_dtype
-from mesotron.optim.registry import AUXILIARY, AuxiliaryRule, Group, State
+from mesotron.optim.registry import AuxiliaryRule, Group, State
 from mesotron.optim.stats import SAMPLE_ELEMENTS, SAMPLE_TENSORS, StepStats
 
 _FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -39,7 +40,7 @@ class AuxiliaryBatch(NamedTuple):
 
 
 def step_auxiliary(batch: AuxiliaryBatch, stats: StepStats) -> None:
-    rule = AUXILIARY[batch.group["rule"]]
+    rule = AUXILIARY_RULES[batch.group["rule"]]
     batch = batch._replace(grads=_prepare(rule, batch))
 
     is_wide = [p.dtype == wide_dtype(p.dtype) for p in batch.params]

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
-from mesotron.config.rules import RULES as ALL_RULES
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES, all_rules
 from mesotron.optim.flat import check_not_flat
 from mesotron.optim.lora import check_pairs
-from mesotron.optim.registry import RULES, Group, State
+from mesotron.optim.registry import Group, State
 from mesotron.optim.state import ParamStep
 from mesotron.optim.step import group_filter
 from mesotron.optim.views import View
@@ -75,16 +74,19 @@ def _split_group(group: Group, rule: str, aux: str) -> list[Group]:
     return parts
 
 
+def default_filter(rule: str) -> str:
+    """The filter of a rule for matrices; of AdamW, that of matrices in groups of another rule."""
+    return SPECTRAL_RULES[rule].filter if rule in SPECTRAL_RULES else "muon"
+
+
 def own_filter(group: Group, defaults: dict[str, Any]) -> Group:
     """Give a "pion" group inside another class, or a "muon" one inside `Pion`, its own rule's
     filter instead of the constructor's, unless the group names a filter itself."""
-    rule = RULES.get(group["rule"])
-    if "filter" in group or rule is None:
+    if "filter" in group or group["rule"] not in SPECTRAL_RULES:
         return group
 
-    constructed = RULES.get(defaults["rule"])
-    default_filter = constructed.filter if constructed else "muon"
-    if rule.filter == default_filter:
+    filter = default_filter(group["rule"])
+    if filter == default_filter(defaults["rule"]):
         return group
 
     strength = {
@@ -93,12 +95,12 @@ def own_filter(group: Group, defaults: dict[str, Any]) -> Group:
         "cutoff": None,
         "rank": None,
     }
-    return {**strength, **group, "filter": rule.filter}
+    return {**strength, **group, "filter": filter}
 
 
 def check_group(group: Group) -> None:
-    if group["rule"] not in ALL_RULES:
-        raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(ALL_RULES)}")
+    if group["rule"] not in all_rules():
+        raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(all_rules())}")
 
     _check_numbers(group)
     group_filter(group)
@@ -138,7 +140,7 @@ def _check_numbers(group: Group) -> None:
 
 def _check_rule(group: Group) -> None:
     """What the group asks of its rule for matrices."""
-    rule = RULES[group["rule"]]
+    rule = SPECTRAL_RULES[group["rule"]]
     if rule.filter == "pion" and group["filter"] != "pion":
         raise ValueError(
             f"filter={group['filter']!r} belongs to rule='muon', not to rule={rule.name!r}"

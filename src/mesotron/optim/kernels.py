@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.groups import Work
-from mesotron.optim.registry import AUXILIARY, Group, State
+from mesotron.optim.registry import Group, State
 from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import StepStats
 
@@ -87,4 +88,4 @@ class KernelSteps:
 def _fill_adamw_states(steps: list[ParamStep]) -> None:
     for step in steps:
         if step.group["rule"] == "adamw" and not step.state:
-            step.state.update(AUXILIARY["adamw"].new_state(step.param))
+            step.state.update(AUXILIARY_RULES["adamw"].new_state(step.param))

@@ -31,6 +31,7 @@ from mesotron.optim.groups import (
     Work,
     check_group,
     check_same_rules,
+    default_filter,
     default_view,
     own_filter,
     sort_parameters,
@@ -39,7 +40,6 @@ from mesotron.optim.groups import (
 from mesotron.optim.kernels import KernelSteps
 from mesotron.optim.leash import distances, keep_start, pull_to_start
 from mesotron.optim.lora import find_pairs, step_pairs
-from mesotron.optim.registry import RULES
 from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import StepStats
@@ -140,7 +140,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
         self._stats = StepStats()
         self._kernels = KernelSteps()
 
-        own = RULES.get(self.rule)
         defaults = {
             "rule": self.rule,
             "view": None,
@@ -152,7 +151,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             "nesterov": nesterov,
             "weight_decay": weight_decay,
             "scale": scale,
-            "filter": filter or (own.filter if own else "muon"),
+            "filter": filter or default_filter(self.rule),
             "steps": steps,
             "promote": promote,
             "cutoff": cutoff,

@@ -1,11 +1,9 @@
-"""The update rules, each registered by the file that defines it.
+"""What an update rule is, and how a file registers one.
 
-A rule for matrices is one file in `rules`, with a class under `@rule`; a rule for everything else
-(vectors, embeddings, heads) is one file in `auxiliary`. The file has the rule's name, so that
-`mesotron.config.rules` can list the names without torch: help, routing tables, the comparison and
-`mesotron.jax` read them there. A JAX twin of a rule takes the same name.
-
-What a rule may change: the filter that its matrices pass by default, and what follows the filter.
+A rule for matrices is one file in `rules`, with a class under `@rule`: the filter that its matrices
+pass by default, and what follows the filter. A rule for everything else (vectors, embeddings,
+heads) is one file in `auxiliary`. The file has the rule's name; `mesotron.config.rules` has the
+registries, which know the names without torch.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
+
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 
 if TYPE_CHECKING:
     from mesotron.optim.elementwise import AuxiliaryBatch
@@ -45,6 +45,7 @@ class Rule:
 
     name: str
     about: str
+    optimizer: type[RoutedOptimizer]
     filter: str  # by default
     finish: Finish | None  # None: the filtered direction is the step
     line_state: str  # the key of the state that `finish` reads
@@ -66,11 +67,6 @@ class AuxiliaryRule:
     direction: Callable[[AuxiliaryBatch, Tensor], Tensor]
     state_bytes: int  # for each weight, in float32
     lr: float | None = None  # beside matrices, if in another unit than theirs
-
-
-RULES: dict[str, Rule] = {}
-AUXILIARY: dict[str, AuxiliaryRule] = {}
-OPTIMIZERS: dict[str, type[RoutedOptimizer]] = {}
 
 
 def rule(
@@ -97,21 +93,24 @@ def rule(
 
     def register(cls: Class) -> Class:
         cls.rule = name
-        OPTIMIZERS[name] = cls
-        RULES[name] = Rule(
+        entry = Rule(
             name=name,
             about=about,
+            optimizer=cls,
             filter=filter,
             finish=finish,
             line_state=line_state,
             sharded=sharded and finish is None,
             products=products and finish is None,
         )
+        SPECTRAL_RULES.add(name, entry, cls.__module__)
+
         return cls
 
     return register
 
 
 def auxiliary_rule(rule: AuxiliaryRule) -> AuxiliaryRule:
-    AUXILIARY[rule.name] = rule
+    """Register a rule for everything but matrices."""
+    AUXILIARY_RULES.add(rule.name, rule, rule.update.__module__)
     return rule

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.device import wide_dtype
-from mesotron.optim.registry import RULES, Group, State
+from mesotron.optim.registry import Group, State
 from mesotron.optim.views import View
 
 
@@ -32,14 +33,14 @@ class ParamStep(NamedTuple):
 
     @property
     def lines(self) -> Tensor | None:
-        rule = RULES[self.group["rule"]]
+        rule = SPECTRAL_RULES[self.group["rule"]]
         return None if rule.finish is None else self.state[rule.line_state]
 
     def prepare(self) -> None:
         """Make the state of a matrix before its first step."""
         momentum_of(self.state, self.param, self.group)
 
-        rule = RULES[self.group["rule"]]
+        rule = SPECTRAL_RULES[self.group["rule"]]
         if rule.finish is not None and rule.line_state not in self.state:
             self.state[rule.line_state] = _new_lines(self.param, self.group)
 

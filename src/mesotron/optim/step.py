@@ -20,9 +20,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.registry import RULES, Finish, Group, Lines
+from mesotron.optim.registry import Finish, Group, Lines
 from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
@@ -193,7 +194,7 @@ def _kind(blocks: Blocks, window: Window, order: int) -> _Kind:
         shape=window.block_shape,
         dtype=work_dtype(group, window.strided.dtype, device),
         device=device,
-        finish=RULES[group["rule"]].finish if has_lines else None,
+        finish=SPECTRAL_RULES[group["rule"]].finish if has_lines else None,
         beta2=group["beta2"] if has_lines else None,
         alone=None if group["batched"] else order,
     )

@@ -67,7 +67,8 @@ def adapt(config: C, chosen: Collection[str]) -> C:
         optim = replace(optim, name="adamw")
 
     if "optim.lr" not in chosen:
-        rate = LORA_RATES.get(optim.name, LORA_RATES["muon"]) if lora else RATES[optim.name]
+        rates = LORA_RATES if lora else RATES
+        rate = rates.get(optim.name, rates["muon"])
         optim = replace(optim, lr=rate)
 
     if "optim.aux_lr" not in chosen:

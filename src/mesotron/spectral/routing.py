@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 MAX_RAW_CHANNELS = 4  # of a convolution's input: an image, a video or a depth map
 _SPECTRAL_COLORS = ("cyan", "blue", "magenta", "red")
 _AUXILIARY_COLORS = ("yellow", "green")
-# JAX decides the spectral rule after the table is made and writes "matrix" for it.
-_COLORS = {
-    **dict(zip(SPECTRAL_RULES, cycle(_SPECTRAL_COLORS))),
-    "matrix": "cyan",
-    **dict(zip(AUXILIARY_RULES, cycle(_AUXILIARY_COLORS))),
-    "lora": "magenta",
-}
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
@@ -123,7 +116,7 @@ class RoutingTable:
     def counts(self) -> dict[str, Count]:
         """Tensors and parameters per rule, spectral rules first."""
         counts = {}
-        for rule in _COLORS:
+        for rule in _colors():
             sizes = [row.numel for row in self.rows if row.rule == rule]
             if sizes:
                 counts[rule] = Count(len(sizes), sum(sizes))
@@ -255,8 +248,9 @@ class RoutingTable:
             else:
                 table.add_column(header[i], min_width=widths.get(i), no_wrap=True)
 
+        colors = _colors()
         for line in lines:
-            table.add_row(*(line[i] for i in shown), style=_COLORS[line[header.index("rule")]])
+            table.add_row(*(line[i] for i in shown), style=colors[line[header.index("rule")]])
 
         console.print(table, markup=False)
         console.print(self.summary(), markup=False, highlight=False)
@@ -277,6 +271,16 @@ class RoutingTable:
             return cells
 
         return [[*line[:5], line[6]] for line in cells]
+
+
+def _colors() -> dict[str, str]:
+    """A color for each rule, in the order in which rules are counted."""
+    return {
+        **dict(zip(SPECTRAL_RULES, cycle(_SPECTRAL_COLORS))),
+        "matrix": "cyan",  # JAX decides the spectral rule after the table is made
+        **dict(zip(AUXILIARY_RULES, cycle(_AUXILIARY_COLORS))),
+        "lora": "magenta",
+    }
 
 
 def _group_name(row: Row) -> str:

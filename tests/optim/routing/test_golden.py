@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.routing import route
 from mesotron.optim.views import View
-from mesotron.spectral.routing import SPECTRAL_RULES
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
 from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
 from mesotron.optim.optimizer import RoutedOptimizer
-from mesotron.optim.registry import OPTIMIZERS, AuxiliaryRule, State, auxiliary_rule
+from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
 
 
 def adamw_state(p: Tensor) -> State:
@@ -85,6 +85,3 @@ def adamw(model: nn.Module, lr: Rate = 1e-3, **options: Any) -> AdamW:
         ['adamw', 'adamw']
     """
     return build(AdamW, model, lr, None, options)
-
-
-OPTIMIZERS["adamw"] = AdamW

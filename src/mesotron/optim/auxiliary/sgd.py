@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd as functional_sgd
 from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
 from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
-from mesotron.optim.registry import OPTIMIZERS, AuxiliaryRule, State, auxiliary_rule
+from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
 from mesotron.optim.rules.muon import Muon
 
 # The step is the gradient itself, so the learning rate has another unit than Muon's and needs its
@@ -103,6 +103,3 @@ def muon_sgd(
         >>> optimizer = muon_sgd(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
     """
     return build(MuonSGD, model, lr, aux_lr, options)
-
-
-OPTIMIZERS["muon_sgd"] = MuonSGD

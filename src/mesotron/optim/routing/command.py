@@ -11,20 +11,14 @@ import torch
 from torch import nn
 
 from mesotron.config import RouteConfig
+from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.routing.route import route
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network
 from mesotron.spectral.routing import RoutingTable
 
-# Optimizer state in fp32: one momentum, or AdamW's two moments.
-_STATE_BYTES = {
-    "muon": 4,
-    "pion": 4,
-    "normuon": 4,
-    "sgd": 4,
-    "adamw": 8,
-}
+_MOMENTUM_BYTES = 4  # for each weight, in float32
 
 
 def run(config: RouteConfig) -> int:
@@ -66,12 +60,20 @@ def run(config: RouteConfig) -> int:
 
 
 def _state_line(table: RoutingTable) -> str:
-    def show(size: int) -> str:
-        return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
+    sizes = {}
+    for rule, count in table.counts().items():
+        bytes_each = _MOMENTUM_BYTES
+        if rule in AUXILIARY_RULES:
+            bytes_each = AUXILIARY_RULES[rule].state_bytes
 
-    sizes = {rule: _STATE_BYTES[rule] * count.parameters for rule, count in table.counts().items()}
-    parts = ", ".join(f"{rule} {show(size)}" for rule, size in sizes.items())
-    return f"optimizer state in fp32: {parts}; total {show(sum(sizes.values()))}"
+        sizes[rule] = bytes_each * count.parameters
+
+    parts = ", ".join(f"{rule} {_show(size)}" for rule, size in sizes.items())
+    return f"optimizer state in fp32: {parts}; total {_show(sum(sizes.values()))}"
+
+
+def _show(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
 
 
 def load_on_meta(source: str) -> nn.Module:

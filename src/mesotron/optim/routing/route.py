@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from mesotron.config.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES
+from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES, all_rules
 from mesotron.optim.flat import check_not_flat
 from mesotron.optim.routing.roles import ModelFacts, role_of, survey
 from mesotron.optim.routing.sites import ModuleSite, is_a, walk
@@ -145,8 +145,8 @@ def _check_rules(
             rules[f"overrides[{pattern!r}]"] = str(keys["rule"])
 
     for where, rule in rules.items():
-        if rule not in RULES:
-            raise ValueError(f"{where} is {rule!r}; use one of {', '.join(RULES)}")
+        if rule not in all_rules():
+            raise ValueError(f"{where} is {rule!r}; use one of {', '.join(all_rules())}")
 
     if aux not in AUXILIARY_RULES:
         raise ValueError(f"aux is {aux!r}; use one of {', '.join(AUXILIARY_RULES)}")

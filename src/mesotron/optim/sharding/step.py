@@ -29,7 +29,7 @@ from mesotron.optim.device import rounding_seed
 from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
 from mesotron.optim.finite import on_host
 from mesotron.optim.leash import keep_start, pull
-from mesotron.optim.registry import AUXILIARY, Group, State
+from mesotron.optim.registry import Group, State
 from mesotron.optim.sharding.exchange import (
     ExchangePlan,
     ShardedMatrix,
@@ -157,7 +157,7 @@ def _prepare(step: ParamStep) -> None:
         momentum_of(step.state, step.param, step.group)
         keep_start(step.state, step.param, step.group)
     elif not step.state:
-        step.state.update(AUXILIARY[step.group["rule"]].new_state(step.param))
+        step.state.update(AUXILIARY_RULES[step.group["rule"]].new_state(step.param))
 
 
 def _step_mesh(parts: list[Part], team: Team, names: list[str], stats: StepStats) -> None:
