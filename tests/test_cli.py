@@ -168,7 +168,7 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("compare --task.num-eval 5", "--set task.num-eval=VALUE"),
         ("compare sweep arith --task.num_eval 5", "--space task.num-eval=VALUE"),
         ("train --steps 99999999999999999999", "--steps 99999999999999999999"),
-        ("train --task.name file --task.path a\x1b[2Jb", "\\x1b[2Jb"),  # shown, not obeyed
+        ("train --model tiny --task file --data a\x1b[2Jb", "\\x1b[2Jb"),  # shown, not obeyed
     ],
 )
 def test_a_mistake_gets_one_line(args, names, capsys):

@@ -97,7 +97,7 @@ def small_data(name: str) -> str:
     ]
 
     Path("data.jsonl").write_text("\n".join(lines) + "\n")
-    return "--data data.jsonl" if name == "own" else "--task.path data.jsonl"
+    return "--data data.jsonl"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
     changes = [f"model.name={warm if warm.exists() else given.folder}", f"device={given.device}"]
     changes += [f"rollout.micro_batch={given.micro_batch}", f"watch.snr_every={SNR_EVERY}"]
     changes += [] if given.plain else FAST
-    changes += [*GSM8K, f"task.path={given.gsm8k}"] if cell["part"] == "gsm8k" else []
+    changes += [*GSM8K, f"task.data={given.gsm8k}"] if cell["part"] == "gsm8k" else []
     changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
     kind = Language("arith_smollm2", changes)
     contender = kind.contenders([cell["optim"]], [cell["objective"]])[0]

@@ -380,8 +380,17 @@ def base_of(
     if not isinstance(name, str):
         raise UsageError(f"{given.config}: {item.name} = {name!r:.80} is not a name")
 
-    has_data = given.task.data or table.get("task", {}).get("data")
-    return presets.make(presets.for_data if name == item.default and has_data else name)
+    if name == item.default and presets.for_data and gives_own_data(given.task, table):
+        name = presets.for_data
+
+    return presets.make(name)
+
+
+def gives_own_data(given: config.TaskConfig, table: Mapping[str, Any]) -> bool:
+    task = table.get("task", {})
+    name = given.name if given.name != config.TaskConfig.name else task.get("name", given.name)
+    data = given.data or task.get("data", ())
+    return config.TaskConfig(name=name, data=data).has_own_data
 
 
 def chosen_settings(config_type: Any, words: Words, table: Mapping[str, Any]) -> set[str]:

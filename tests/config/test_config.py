@@ -8,7 +8,7 @@ import pytest
 from mesotron import config
 from mesotron.cli import parse
 from mesotron.compare.change import change
-from mesotron.config import OptimConfig, RolloutConfig, TrainConfig
+from mesotron.config import OptimConfig, RolloutConfig, TaskConfig, TrainConfig
 from mesotron.config.base import flag_of, flags_of, from_plain, to_plain, unchecked, validate
 
 CONFIGS = [kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)]
@@ -60,7 +60,8 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("OptimConfig", {"clip": "all", "max_grad_norm": 0.0}, "--optim.clip all"),
         ("PartsOptimConfig", {"promote": 1}, "--optim.promote 1"),
         ("TaskConfig", {"name": "gsm8k", "levels": (1,)}, "--task.levels"),
-        ("TaskConfig", {"path": "a.jsonl"}, "--task.path"),
+        ("TaskConfig", {"name": "file"}, "--task file"),
+        ("TaskConfig", {"name": "gsm8k", "data": ("a", "b")}, "--data a b"),
         ("RewardConfig", {"parts": ()}, "--reward"),
         ("RewardConfig", {"parts": ("sparse", "sparse")}, "--reward"),
         ("RewardConfig", {"weights": (1.0, 2.0)}, "--reward.weights"),
@@ -155,6 +156,31 @@ def test_old_flags_settings_and_keys_still_work():
         ({"fast": True}, True),
     ):
         assert from_plain(TrainConfig, {"rollout": values}).rollout == RolloutConfig(fast=fast)
+
+
+OLD_COLUMNS = {"question_column": "q", "answer_column": "answer"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"name": "gsm8k", "path": "x"}, TaskConfig(name="gsm8k", data=("x",))),
+        ({"path": None, "data": ["x"]}, TaskConfig(data=("x",))),
+        ({"name": "gsm8k", "path": "x", "data": ["y"]}, TaskConfig(name="file", data=("y",))),
+        (
+            {"name": "file", "path": "x", "data": [], "columns": "", **OLD_COLUMNS},
+            TaskConfig(name="file", data=("x",), columns="prompt=q"),
+        ),
+    ],
+)
+def test_the_data_of_old_runs_are_found(old, new):
+    assert from_plain(TrainConfig, {"task": old}).task == new
+
+
+def test_old_flags_for_data_are_read_as_those_of_today():
+    words = "--task.name file --task.path x --task.question-column q --task.answer-column="
+    task = parse(TrainConfig, [*words.split(), "--model", "tiny"]).task
+    assert (task.data, task.columns) == (("x",), "prompt=q,gold=")
 
 
 def test_plain_values_must_fit_their_types():

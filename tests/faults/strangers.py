@@ -163,8 +163,8 @@ train --model.name remote --steps 1
 train --model.name pickle --steps 1
 train --model.name adapter --steps 1
 train --model.name template --steps 1 --task.num-eval 1 --rollout.max-tokens 2
-train --task.name file --task.path gift/evil.py --steps 1
-train --task.name file --task.path gift --steps 1
+train --task file --data gift/evil.py --steps 1
+train --task file --data gift --steps 1
 train --config gift/evil.py
 sft --resume gift
 sft --model.name remote --steps 1

@@ -398,7 +398,7 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--task.name file --task.path empty.jsonl", "--task.path"),
+        ("--task file --data empty.jsonl", "--data"),
         ("--model.dtype bfloat16", "bfloat16"),
         ("--watch.forgetting-every 2 --watch.forgetting-file absent.txt", "absent.txt"),
         ("--watch.forgetting-file empty.jsonl", "--watch.forgetting-every"),
@@ -453,9 +453,9 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     [
         ({}, ["tiny", "smollm2"], False),
         ({}, ["tiny", "Qwen/Qwen3-1.7B"], True),
-        ({"name": "gsm8k", "path": "openai/gsm8k"}, ["tiny"], True),
+        ({"name": "gsm8k", "data": ("openai/gsm8k",)}, ["tiny"], True),
         ({"name": "gsm8k"}, ["tiny"], True),
-        ({"name": "file", "path": __file__}, ["tiny"], False),
+        ({"name": "file", "data": (__file__,)}, ["tiny"], False),
     ],
 )
 def test_the_network_is_off_unless_a_name_needs_the_hub(monkeypatch, task, models, hub):

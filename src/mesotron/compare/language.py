@@ -68,7 +68,7 @@ class Language(Kind):
         shorter = SHORTER.get(recipe, ())
         self.config: TrainConfig = change(make_recipe(recipe), (*shorter, *CELL_SETTINGS, *changes))
 
-        if self.config.task.data and is_own(self.config.reward):
+        if self.config.task.has_own_data and is_own(self.config.reward):
             self.measure = "mean reward on held-out prompts"
             self.curve = "reward"
 

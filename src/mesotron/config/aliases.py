@@ -22,7 +22,7 @@ class Alias:
     """What became of a setting."""
 
     new: str
-    convert: Callable[[Any], Any] = lambda value: value  # the old value to the new one
+    convert: Callable[[Any], Any] = lambda value: value  # old to new; None says nothing
 
 
 def is_fast_engine(engine: Any) -> bool:
@@ -37,8 +37,16 @@ def is_fast_engine(engine: Any) -> bool:
     return engines[engine]
 
 
+def column(kind: str, usual: str) -> Callable[[str], str | None]:
+    """The old name of a column, as `--data.columns` has it; None for the usual one."""
+    return lambda name: None if name == usual else f"{kind}={name}"
+
+
 SETTINGS = {
     "data.files": Alias("task.data"),
+    "task.path": Alias("task.data", lambda path: [path] if path else None),
+    "task.question_column": Alias("task.columns", column("prompt", "question")),
+    "task.answer_column": Alias("task.columns", column("gold", "answer")),
     "guard.precision": Alias("watch.precision"),
     "rollout.engine": Alias("rollout.fast", is_fast_engine),
     "rollout.share_prompts": Alias("rollout.fast", bool),
@@ -47,19 +55,37 @@ SETTINGS = {
 
 
 def upgrade_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, old ones replaced. A switch is on if any of its old names is."""
+    """Settings by dotted names, old ones replaced; a value under today's name wins."""
     upgraded = {name: value for name, value in values.items() if name not in SETTINGS}
+    for new, value in values_of_old_names(values).items():
+        if not upgraded.get(new):
+            upgraded[new] = value
 
-    for name, value in values.items():
-        alias = SETTINGS.get(name)
-        if alias is None:
-            continue
-
-        converted = alias.convert(value)
-        if converted is True or alias.new not in upgraded:
-            upgraded[alias.new] = converted
+    if values.get("task.path") and values.get("task.data"):  # own data in place of the task's
+        upgraded["task.name"] = "file"
 
     return upgraded
+
+
+def values_of_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What old names stand for. Texts of several are joined; a switch is on if any of them is."""
+    converted: dict[str, Any] = {}
+    for name, old_value in values.items():
+        if name not in SETTINGS:
+            continue
+
+        new = SETTINGS[name].new
+        value = SETTINGS[name].convert(old_value)
+        earlier = converted.get(new)
+
+        if value is None:
+            continue
+        if isinstance(earlier, str):
+            converted[new] = f"{earlier},{value}"
+        elif not earlier:
+            converted[new] = value
+
+    return converted
 
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,16 +104,14 @@ class TaskConfig(Config, prefix="task."):
     """Problems with a checkable answer, and how they are posed."""
 
     name: TaskName = setting("arith", flag="task")
-    """What to solve. rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture; file is a table of
-    your own at --task.path."""
-    path: str | None = None
-    """A file, a folder, or a name on the hub, for tasks that are not generated."""
+    """What to solve. rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture; file is your --data
+    in place of a recipe's task."""
     data: tuple[str, ...] = setting((), flag="data", example="a file, a folder or a hub name")
-    """Your own data instead of a task, as JSONL, JSON, CSV or Parquet files,
-    folders, names on the hub (NAME:SUBSET)."""
+    """Your own data: JSONL, JSON, CSV or Parquet files, folders, names on the hub (NAME:SUBSET).
+    With --task gsm8k or math: where its problems are."""
     columns: str = setting("", flag="data.columns")
-    """Columns of your data, as in prompt=q,gold=a (unset: guessed; gold=
-    means none). Other names give the reward a column under that name too."""
+    """Columns of your own data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other
+    names give the reward a column under that name too."""
     weights: tuple[float, ...] = setting((), flag="data.weights", ge=0)
     """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
     settings: str = ""
@@ -128,10 +126,6 @@ class TaskConfig(Config, prefix="task."):
     format: FormatName | None = None
     r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7 (unset: the task's own,
     boxed for your data)."""
-    question_column: str = "question"
-    """Column of the question in your own table."""
-    answer_column: str = "answer"
-    """Column of the gold answer in your own table."""
     num_train: int | None = setting(None, ge=0)
     """Training problems (unset: 20,000 of arith, else all)."""
     num_eval: int = setting(200, ge=0)
@@ -155,12 +149,13 @@ class TaskConfig(Config, prefix="task."):
             if not re.fullmatch(r"[\w.]+=.+", item):
                 self.refuse("settings", "must look like min_terms=2,max_terms=4")
 
-        if self.levels and (self.data or not TASKS[self.source].has_levels):
+        if self.levels and (self.has_own_data or not TASKS[self.source].has_levels):
             self.refuse("levels", f"does not apply: the task {self.title} has no levels")
 
-        if self.path and not self.data and not TASKS[self.source].reads_path:
-            use = f"use --data {self.path}"
-            self.refuse("path", f"does not apply: the task {self.name} is generated; {use}")
+        if self.name == "file" and not self.data:
+            self.refuse("name", "needs --data")
+        if len(self.data) > 1 and not self.has_own_data:
+            self.refuse("data", f"is more than one place: --task {self.name} reads one")
 
         self.refuse_unless(bool(self.data), "needs --data", "columns")
         self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
@@ -176,7 +171,15 @@ class TaskConfig(Config, prefix="task."):
     @property
     def title(self) -> str:
         """The task in a word: its name, or that of the data."""
-        return "+".join(map(data_name, self.data)) or self.name.removeprefix("rg:")
+        if self.has_own_data:
+            return "+".join(map(data_name, self.data))
+
+        return self.name.removeprefix("rg:")
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the data are the user's own: no task with a name reads them."""
+        return bool(self.data) and not TASKS[self.source].reads_data
 
     @property
     def is_gym(self) -> bool:
@@ -193,7 +196,7 @@ class TaskConfig(Config, prefix="task."):
         if self.format is not None:
             return self.format
 
-        return "boxed" if self.data else TASKS[self.source].format
+        return "boxed" if self.has_own_data else TASKS[self.source].format
 
     def settings_items(self) -> list[str]:
         """The items of `settings`, each KEY=VALUE if it is well-formed."""

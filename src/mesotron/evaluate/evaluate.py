@@ -148,8 +148,7 @@ def choose_measure(reward: Reward | None, task: TaskConfig, has_gold: bool) -> M
     if not has_gold:
         return "reward"
 
-    on_own_data = bool(task.data)
-    return "reward" if on_own_data and is_own(reward.config) else "accuracy"
+    return "reward" if task.has_own_data and is_own(reward.config) else "accuracy"
 
 
 # Completions

@@ -20,8 +20,7 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
 
 
 def _is_local_data(task: TaskConfig) -> bool:
-    if not task.data and not task.path:
-        return TASKS[task.source].hub is None  # without a path: generated, or from the hub
+    if not task.data:
+        return TASKS[task.source].hub is None  # generated, or from the hub
 
-    paths = task.data or (task.path,)
-    return all(Path(str(path)).expanduser().exists() for path in paths)
+    return all(Path(path).expanduser().exists() for path in task.data)

@@ -262,4 +262,4 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
 def reads_answers(config: TrainConfig) -> bool:
     """Whether answers are searched for in completions; own rewards alone do not need them."""
     is_self_labeled = config.objective.name in SELF_LABELED
-    return is_self_labeled or not (config.task.data and is_own(config.reward))
+    return is_self_labeled or not (config.task.has_own_data and is_own(config.reward))

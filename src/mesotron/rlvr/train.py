@@ -53,7 +53,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     began = started()
     check_installed(config)
 
-    if config.task.data:  # a hub dataset is read before the rest is imported
+    if config.task.has_own_data:  # a hub dataset is read before the rest is imported
         set_library_variables(config.task, config.model.name)
 
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
@@ -166,7 +166,8 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
 
-    is_generated = not config.task.data and not find_source(config.task).reads_path
+    source = find_source(config.task)
+    is_generated = not config.task.data and not source.reads_data
     if task is None and is_generated and own_parts(config.reward):
         task = load_task(replace(config.task, num_train=1, num_eval=1))
 
@@ -206,13 +207,12 @@ def check_memory(config: TrainConfig | SftConfig) -> None:
 
 def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[str]]:
     """The task if its data lie here or are the user's, and what was guessed about them."""
-    paths = config.data or ((config.path,) if config.path else ())
-    is_local = bool(paths) and all(Path(path).expanduser().exists() for path in paths)
-    if config.data and (is_local or downloads):
+    is_local = bool(config.data) and all(Path(path).expanduser().exists() for path in config.data)
+    if config.has_own_data and (is_local or downloads):
         train, held_out, sources = read_own(config)
         return assemble(train, held_out, config), [source.describe() for source in sources]
 
-    return load_task(config) if is_local and not config.data else None, []
+    return load_task(config) if is_local and not config.has_own_data else None, []
 
 
 def check_rewards_on(task: Task, config: TrainConfig) -> None:

@@ -25,7 +25,7 @@ def load_task(config: TaskConfig) -> Task:
         (3, 2, 'boxed')
     """
     check_task(config)
-    if config.data:
+    if config.has_own_data:
         train, held_out, _ = read_own(config)
     else:
         train, held_out = find_source(config).load(config)
@@ -41,5 +41,5 @@ def check_task(config: TaskConfig) -> None:
     for path in config.data:
         check_path(path)
 
-    if not config.data:
+    if not config.has_own_data:
         find_source(config).check(config)

@@ -1,4 +1,4 @@
-"""Tasks that are read from `--task.path`: a file, a folder or a name on the hub."""
+"""Tasks whose problems are read from `--data`: a file, a folder or a name on the hub."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,9 @@ def check_location(config: TaskConfig) -> None:
 
 
 def location_of(config: TaskConfig) -> str:
-    location = config.path or find_source(config).hub
+    location = config.data[0] if config.data else find_source(config).hub
     if location is None:
-        raise ValueError(f"the task {config.name} needs a file or hub name: give --task.path")
+        raise ValueError(f"the task {config.name} needs a file or hub name: give --data")
 
     return location
 

@@ -88,7 +88,7 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
         purpose = "evaluate" if train else "train"
         raise ValueError(
             f"the task {config.title} has no problem left to {purpose} on: give it more "
-            "different rows, or check --task.path, --task.levels and --task.num-eval"
+            "different rows, or check --data, --task.levels and --task.num-eval"
         )
 
     return Task(

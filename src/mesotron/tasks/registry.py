@@ -37,8 +37,8 @@ class TaskSource:
     """Refuses unusable settings before anything heavy is loaded."""
     has_levels: bool = False
     """Whether --task.levels chooses among its problems."""
-    reads_path: bool = False
-    """Whether its problems are read from --task.path."""
+    reads_data: bool = False
+    """Whether its problems are read from --data."""
     hub: str | None = None
     """The dataset on the hub that is read without a path."""
     num_train: int | None = None

@@ -394,7 +394,7 @@ def test_sizes_of_datasets_without_the_network(tmp_path):
     assert find_problems(TaskConfig(name="gsm8k")).number == 7473
     task = TaskConfig(
         name="math",
-        path="DigitalLearningGmbH/MATH-lighteval",
+        data=("DigitalLearningGmbH/MATH-lighteval",),
         levels=(3, 4, 5),
     )
 
@@ -402,13 +402,13 @@ def test_sizes_of_datasets_without_the_network(tmp_path):
     assert find_problems(replace(task, num_train=100)).number == 100
 
     with pytest.raises(ValueError, match="num-train"):
-        find_problems(TaskConfig(name="file", path="me/unknown"))
+        find_problems(TaskConfig(name="file", data=("me/unknown",)))
 
     assert (
         find_problems(
             TaskConfig(
                 name="file",
-                path="me/unknown",
+                data=("me/unknown",),
                 num_train=9,
             )
         ).number
@@ -422,12 +422,12 @@ def test_sizes_of_datasets_without_the_network(tmp_path):
     found = find_problems(
         TaskConfig(
             name="file",
-            path=str(path),
+            data=(str(path),),
             num_eval=10,
         )
     )
 
-    assert found.number == 20
+    assert found.number == 24  # one in five is held out
     assert 3 < found.question_tokens < 6
 
 

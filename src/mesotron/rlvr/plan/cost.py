@@ -114,20 +114,12 @@ def run(config: PlanConfig) -> int:
 
 
 def find_problems(task: TaskConfig) -> Problems:
-    if task.data:
+    if task.has_own_data:
         hub = [name for name in task.data if not Path(name).expanduser().exists()]
         local = tuple(name for name in task.data if name not in hub)
         parts = [_count(replace(task, data=local, weights=()))] if local else []
 
-        plain = replace(
-            task,
-            name="file",
-            data=(),
-            columns="",
-            weights=(),
-        )
-
-        parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
+        parts += [count_on_hub(name.partition(":")[0], task) for name in hub]
         return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
 
     source = find_source(task)
@@ -135,10 +127,16 @@ def find_problems(task: TaskConfig) -> Problems:
         number = source.num_train if task.num_train is None else task.num_train
         return Problems(number, source.question_tokens or QUESTION_TOKENS)
 
-    hub = task.path or task.name
-    if hub not in DATASETS if task.path is None else Path(task.path).expanduser().exists():
+    name = task.data[0] if task.data else task.name
+    is_unknown = not task.data and name not in DATASETS
+    if is_unknown or Path(name).expanduser().exists():
         return _count(task)
 
+    return count_on_hub(name, task)
+
+
+def count_on_hub(hub: str, task: TaskConfig) -> Problems:
+    """The problems of a dataset on the hub, from a table: plan downloads nothing."""
     number, question = DATASETS.get(hub, (task.num_train, QUESTION_TOKENS))
     if number is None:
         raise ValueError(
@@ -233,7 +231,7 @@ def calibration(config: TrainConfig, gpu: GpuName | None, root: Path) -> tuple[f
         if shape is None or len(times) < 4 or not comparable:
             continue
 
-        question = DATASETS.get(run.task.path or run.task.name, (0, QUESTION_TOKENS))[1]
+        question = DATASETS.get(next(iter(run.task.data), run.task.name), (0, QUESTION_TOKENS))[1]
         lengths = lengths_of(run, question, mean(sampled) if sampled else None)
         ratio = median(times[2:]) / predict(run, shape, device, lengths).step
         rank = (device != gpu) * 2 + (run.model.name != config.model.name)

@@ -1,28 +1,15 @@
-"""A table of questions and answers."""
+"""The user's own data, by the columns that they have."""
 
 from mesotron.config import TaskConfig
-from mesotron.tasks.own import make_problem
-from mesotron.tasks.path import check_location, read_problems
-from mesotron.tasks.problem import Problem
+from mesotron.tasks.own import read_own
 from mesotron.tasks.registry import Loaded, task
-from mesotron.tasks.table import Row
 
 
 @task(
     "file",
-    about="`.jsonl`, `.json`, `.csv`, `.parquet`, a folder, or a hub name",
-    gold="`--task.answer-column`; an empty name means no gold",
-    reads_path=True,
-    check=check_location,
+    about="`--data`: `.jsonl`, `.json`, `.csv`, `.parquet`, a folder, or a hub name",
+    gold="`--data.columns gold=NAME`; an empty name means no gold",
 )
 def file(config: TaskConfig) -> Loaded:
-    # Without an answer column there is no gold: enough for majority-vote pseudo-labels.
-    answer_column = config.answer_column or None
-
-    def make(row: Row, name: str) -> Problem:
-        if answer_column:
-            row.text(answer_column)  # refuses what is no text
-
-        return make_problem(row, name, config.question_column, answer_column)
-
-    return read_problems(config, make)
+    train, held_out, _ = read_own(config)
+    return train, held_out

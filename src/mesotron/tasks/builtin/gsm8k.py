@@ -12,7 +12,7 @@ from mesotron.tasks.table import Row
     "gsm8k",
     about="a JSONL file, a folder, or a hub name (default `openai/gsm8k`)",
     gold="after the last `####`, without commas",
-    reads_path=True,
+    reads_data=True,
     hub="openai/gsm8k",
     check=check_location,
 )

@@ -22,7 +22,7 @@ NO_LEVEL = "Level ?"  # three rows of the data have this
     about="a file, a folder, or a hub name you give",
     gold="the last `\\boxed{}` of `solution`, else the column `answer`; levels 1 to 5",
     has_levels=True,
-    reads_path=True,
+    reads_data=True,
     check=check_location,
 )
 def math(config: TaskConfig) -> Loaded:
