@@ -196,10 +196,10 @@ def test_at_most_eight_shapes_are_kept_and_equal_prompts_read_once():
     assert max(sampler.decoders) == (11, 32, 2)
     assert (2, 64, 2) in sampler.decoders
 
-    ids, mask, rows = sampler.pad_left([[5, 6, 7], [8], [5, 6, 7]])
-    assert rows.tolist() == [0, 1, 0]
-    assert ids.tolist() == [[PAD] * 29 + [5, 6, 7], [PAD] * 31 + [8]]
-    assert torch.equal(mask, ids != PAD)
+    prompts = sampler.pad_left([[5, 6, 7], [8], [5, 6, 7]])
+    assert prompts.rows.tolist() == [0, 1, 0]
+    assert prompts.ids.tolist() == [[PAD] * 29 + [5, 6, 7], [PAD] * 31 + [8]]
+    assert torch.equal(prompts.mask, prompts.ids != PAD)
 
 
 @SAMPLERS

@@ -17,11 +17,18 @@ import torch
 from accelerate.utils import is_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from mesotron.optim import triton
 from mesotron.sampling.decode import round_up
-from mesotron.sampling.graphs import Decoder, GraphSampler, Sampling, Shape, attention_obstacle
+from mesotron.sampling.graphs import (
+    Decoder,
+    GraphSampler,
+    Prompts,
+    Sampling,
+    Shape,
+    attention_obstacle,
+)
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
@@ -32,15 +39,15 @@ MAX_SPANS = 4
 
 
 @dataclass(frozen=True)
-class Layer:
+class FusedLayer:
     """The weights of one layer; those that read the same input are one matrix."""
 
-    first_norm: Tensor
+    first_norm: Tensor  # (E,)
     qkv: Tensor  # ((H + 2 K) D, E)
     bias: Tensor | None  # ((H + 2 K) D,), of Qwen2
     head_norms: Tensor | None  # (2, D): of queries and of keys, of Qwen3
-    out: Tensor
-    second_norm: Tensor
+    out: Tensor  # (E, H D)
+    second_norm: Tensor  # (E,)
     gate_up: Tensor
     down: Tensor
 
@@ -51,13 +58,12 @@ class FusedWeights:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model = base_of(model)
         config = model.config
-        self.heads = config.num_attention_heads
-        self.keys = config.num_key_value_heads
-        self.size = model.model.layers[0].self_attn.head_dim
+        self.heads = config.num_attention_heads  # H
+        self.keys = config.num_key_value_heads  # K
+        self.size = model.model.layers[0].self_attn.head_dim  # D
         self.eps = config.rms_norm_eps
         self.dtype = dtype
         self.kernels: Any = None
-
         if triton.available(model.device):
             self.kernels = import_module("mesotron.sampling.kernels")
 
@@ -66,32 +72,41 @@ class FusedWeights:
 
         with torch.no_grad():
             self.layers = [merge(layer, dtype) for layer in model.model.layers]
-            self.ends = [x.to(dtype, copy=True) for x in self._outer()]
-            self._parts = [self._split(layer) for layer in self.layers]
+            self.embedding, self.last_norm, self.head = (
+                weight.to(dtype, copy=True) for weight in outer_weights(model)
+            )
 
-    def _outer(self) -> list[Tensor]:
-        model = self.model
-        parts = (model.get_input_embeddings(), model.model.norm, model.get_output_embeddings())
-        return [part.weight for part in parts]
+        self._views = [self._split(layer) for layer in self.layers]
 
     @torch.no_grad()
-    def refresh(self) -> None:  # every tensor keeps its address
-        for parts, layer in zip(self._parts, self.model.model.layers, strict=True):
-            torch._foreach_copy_(parts, weights_of(layer))  # pyright: ignore
-        torch._foreach_copy_(self.ends, self._outer())  # pyright: ignore
+    def refresh(self) -> None:
+        """Copy the model's present weights; every tensor keeps its address."""
+        for views, layer in zip(self._views, self.model.model.layers, strict=True):
+            torch._foreach_copy_(views, weights_of(layer))  # pyright: ignore
 
-    def _split(self, layer: Layer) -> list[Tensor]:
-        # Views of a merged layer, in the order of `weights_of`.
+        outer = [self.embedding, self.last_norm, self.head]
+        torch._foreach_copy_(outer, outer_weights(self.model))  # pyright: ignore
+
+    def _split(self, layer: FusedLayer) -> list[Tensor]:
+        """Views of a merged layer, in the order of `weights_of`."""
         sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
-        both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
-        views = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
-        norms = [] if layer.head_norms is None else layer.head_norms.unbind()
+        views = [layer.first_norm, *layer.qkv.split(sizes)]
+        if layer.bias is not None:
+            views += layer.bias.split(sizes)
 
-        return [*views, layer.second_norm, *layer.gate_up.chunk(2), layer.down, *norms]
+        views += [layer.out, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
+        if layer.head_norms is not None:
+            views += layer.head_norms.unbind()
+
+        return views
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(B, T, E) of ids (B, T)."""
+        return embedding(ids, self.embedding)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of positions, (B, T, 1, D) each."""
-        cos, sin = self.model.model.rotary_emb(self.ends[0], positions)
+        """Cosines and signed sines of positions (B, T), as (B, T, 1, D) each."""
+        cos, sin = self.model.model.rotary_emb(self.embedding, positions)
         half = self.size // 2
         signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
 
@@ -101,68 +116,105 @@ class FusedWeights:
         """Repeat a mask (B, 1, T, S) for the R query heads of a key."""
         return bias.repeat(1, 1, self.heads // self.keys, 1)
 
-    def read(self, layer: Layer, x: Tensor) -> Tensor:
+    def read(self, layer: FusedLayer, x: Tensor) -> Tensor:
         """Queries, keys and values (B, T, (H + 2 K) D) of x (B, T, E)."""
         normed = rms_norm(x, x.shape[-1:], layer.first_norm, self.eps)
-        return nn.functional.linear(normed, layer.qkv, layer.bias)
+        return linear(normed, layer.qkv, layer.bias)
 
     def project(
-        self, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor]
+        self, layer: FusedLayer, x: Tensor, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries (B, T, H, D) and keys, and values (B, T, K, D), of x (B, T, E)."""
         cos, sin = angles
-        both = self.read(layer, x).view(*x.shape[:2], -1, self.size)
+        qkv = self.read(layer, x).view(*x.shape[:2], -1, self.size)  # (B, T, H + 2 K, D)
 
-        turning, value = both.split([self.heads + self.keys, self.keys], dim=2)
-        if layer.head_norms is not None:  # `both` is contiguous, its part would be copied first
-            turning = rms_norm(both, both.shape[-1:], eps=self.eps)[:, :, : len(self.kinds)]
-            turning = turning * layer.head_norms[self.kinds]
+        turning, value = qkv.split([self.heads + self.keys, self.keys], dim=2)
+        if layer.head_norms is not None:  # `qkv` is contiguous, its part would be copied first
+            normed = rms_norm(qkv, qkv.shape[-1:], eps=self.eps)
+            turning = normed[:, :, : len(self.kinds)] * layer.head_norms[self.kinds]
 
         # The rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves swapped by a roll.
-        turned = torch.addcmul(turning * cos, turning.roll(self.size // 2, -1), sin)
+        swapped = turning.roll(self.size // 2, -1)
+        turned = torch.addcmul(turning * cos, swapped, sin)
         query, key = turned.split([self.heads, self.keys], dim=2)
 
         return query, key, value
 
-    def finish(self, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
+    def finish(self, layer: FusedLayer, x: Tensor, mixed: Tensor) -> Tensor:
         """Add attention's output (B, T, H D) and the MLP to x (B, T, E)."""
         shape = x.shape
-        x = torch.addmm(x.reshape(-1, shape[-1]), mixed.reshape(-1, mixed.shape[-1]), layer.out.T)
-        normed = rms_norm(x, shape[-1:], layer.second_norm, self.eps)
-        gate, up = nn.functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
+        E = shape[-1]
+        x = x.reshape(-1, E)
+        mixed = mixed.reshape(-1, mixed.shape[-1])
+        x = torch.addmm(x, mixed, layer.out.T)
 
-        return torch.addmm(x, silu(gate) * up, layer.down.T).view(shape)
+        normed = rms_norm(x, (E,), layer.second_norm, self.eps)
+        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+        x = torch.addmm(x, silu(gate) * up, layer.down.T)
+
+        return x.view(shape)
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, V) of hidden states (B, E)."""
-        return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
+        normed = rms_norm(x, x.shape[-1:], self.last_norm, self.eps)
+        return linear(normed, self.head)
 
 
 def base_of(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
+def outer_weights(model: Any) -> list[Tensor]:
+    """The weights of the embedding, the last norm and the head."""
+    modules = (model.get_input_embeddings(), model.model.norm, model.get_output_embeddings())
+    return [module.weight for module in modules]
+
+
 def products_of(layer: Any) -> list[Any]:
-    own = layer.self_attn
+    """The linear modules of a layer: attention's four, then the MLP's three."""
+    attention = layer.self_attn
     mlp = layer.mlp
-    attention = [own.q_proj, own.k_proj, own.v_proj, own.o_proj]
+    return [
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        attention.o_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+    ]
 
-    return [*attention, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
-
-def weights_of(layer: Any) -> list[Tensor]:
-    q, k, v, out, *mlp = (weight_of(one) for one in products_of(layer))
-    three = products_of(layer)[:3]
-    biases = [] if three[0].bias is None else [one.bias for one in three]
-    first = layer.input_layernorm.weight
-    second = layer.post_attention_layernorm.weight
-
-    return [first, q, k, v, *biases, out, second, *mlp, *head_norms_of(layer)]
+def biases_of(layer: Any) -> list[Tensor]:
+    """Of queries, keys and values; none in most models."""
+    q, k, v = products_of(layer)[:3]
+    return [] if q.bias is None else [q.bias, k.bias, v.bias]
 
 
 def head_norms_of(layer: Any) -> list[Tensor]:
-    parts = dict(layer.self_attn.named_children())
-    return [parts[name].weight for name in ("q_norm", "k_norm") if name in parts]
+    """Of queries and keys; none in most models."""
+    modules = dict(layer.self_attn.named_children())
+    return [modules[name].weight for name in ("q_norm", "k_norm") if name in modules]
+
+
+def weights_of(layer: Any) -> list[Tensor]:
+    """Every weight of a layer, in the order in which a merged layer is split."""
+    q, k, v, out, gate, up, down = (weight_of(product) for product in products_of(layer))
+    first_norm = layer.input_layernorm.weight
+    second_norm = layer.post_attention_layernorm.weight
+    return [
+        first_norm,
+        q,
+        k,
+        v,
+        *biases_of(layer),
+        out,
+        second_norm,
+        gate,
+        up,
+        down,
+        *head_norms_of(layer),
+    ]
 
 
 def weight_of(product: Any) -> Tensor:
@@ -171,27 +223,30 @@ def weight_of(product: Any) -> Tensor:
         return product.weight
 
     weight: Any = product.get_base_layer().weight
-    names = () if product.merged or product.disable_adapters else product.active_adapters
-    for name in names:
+    if product.merged or product.disable_adapters:
+        return weight
+
+    for name in product.active_adapters:
         weight = weight + product.get_delta_weight(name)  # pyright: ignore
 
     return weight
 
 
-def merge(layer: Any, dtype: torch.dtype) -> Layer:
-    def joined(*parts: Tensor) -> Tensor:
-        return torch.cat(parts).to(dtype)
+def merge(layer: Any, dtype: torch.dtype) -> FusedLayer:
+    def joined(*weights: Tensor) -> Tensor:
+        return torch.cat(weights).to(dtype)
 
+    q, k, v, out, gate, up, down = (weight_of(product) for product in products_of(layer))
+    biases = biases_of(layer)
     norms = head_norms_of(layer)
-    first, q, k, v, *biases, out, second, gate, up, down = weights_of(layer)[: -len(norms) or None]
 
-    return Layer(
-        first_norm=joined(first),
+    return FusedLayer(
+        first_norm=joined(layer.input_layernorm.weight),
         qkv=joined(q, k, v),
         bias=joined(*biases) if biases else None,
         head_norms=torch.stack(norms).to(dtype) if norms else None,
         out=joined(out),
-        second_norm=joined(second),
+        second_norm=joined(layer.post_attention_layernorm.weight),
         gate_up=joined(gate, up),
         down=joined(down),
     )
@@ -202,34 +257,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf."""
     B, T, H, D = query.shape
     K = key.shape[2]
+    R = H // K
 
     # Head h reads key h // R, so the R heads of a key are neighbours.
-    rows = (
-        query.view(B, T, K, H // K, D)
-        .permute(
-            0,
-            2,
-            3,
-            1,
-            4,
-        )
-        .reshape(B, K, -1, D)
-    )
+    stacked = query.view(B, T, K, R, D).permute(0, 2, 3, 1, 4).reshape(B, K, R * T, D)
+    key = key.transpose(1, 2)
+    value = value.transpose(1, 2)
+    mixed = scaled_dot_product_attention(stacked, key, value, attn_mask=bias)  # (B, K, R T, D)
 
-    mixed = scaled_dot_product_attention(
-        rows, key.transpose(1, 2), value.transpose(1, 2), attn_mask=bias
-    )
-    return (
-        mixed.view(B, K, H // K, T, D)
-        .permute(
-            0,
-            3,
-            1,
-            2,
-            4,
-        )
-        .reshape(B, T, H * D)
-    )
+    return mixed.view(B, K, R, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
 
 
 class FusedDecoder(Decoder):
@@ -239,101 +275,107 @@ class FusedDecoder(Decoder):
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
         L = round_up(P + N, ALIGNED)
+        K = weights.keys
+        D = weights.size
+        num_layers = len(weights.layers)
+        device = eos.device
+        dtype = weights.dtype
+        self.weights = weights
 
         # The kernel reads what is written, whatever the span.
         parts = 1 if weights.kernels is not None else min(MAX_SPANS, -(-N // SPAN))
         self.spans = [-(-N * k // parts) for k in range(1, parts + 1)]
-        self.weights = weights
-        new = {"dtype": weights.dtype, "device": eos.device}
 
         # Keys and values of each layer; unwritten places must be finite.
-        self.cache = torch.zeros(
-            len(weights.layers),
-            2,
-            B,
-            L,
-            weights.keys,
-            weights.size,
-            **new,
-        )
+        self.cache = torch.zeros(num_layers, 2, B, L, K, D, dtype=dtype, device=device)
+        self.bias = torch.zeros(B, 1, 1, L, dtype=dtype, device=device)  # 0 where a row looks
+        self.rows = torch.zeros(B, dtype=torch.long, device=device)  # the prompt of each row
 
-        self.bias = torch.zeros(B, 1, 1, L, **new)
-        self.rows = torch.zeros(B, dtype=torch.long, device=eos.device)  # the prompt of each row
-
-    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        P = self.P
+    def begin(self, prompts: Prompts) -> None:
         weights = self.weights
-        self.running.fill_(True)
-        self.count.zero_()
+        rows = prompts.rows
+        P = self.P
+        positions = prompts.positions
+        self.restart()
         self.rows.copy_(rows)
+        self.positions.copy_(positions[rows, -1:])
 
         # A NaN left by broken weights would outlive them: masked, it is still NaN.
         self.cache.zero_()
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        self.positions.copy_(positions[rows, -1:])
         self.bias.fill_(-torch.inf)
-        self.bias[:, 0, 0, :P].masked_fill_(mask[rows], 0.0)
-        causal = torch.ones(P, P, dtype=torch.bool, device=ids.device).tril()
-        itself = torch.eye(P, dtype=torch.bool, device=ids.device)
-        visible = (mask[:, None, None] & causal) | itself
-        bias = weights.for_each_head(torch.where(visible, 0.0, -torch.inf).to(weights.dtype))
-        x = nn.functional.embedding(ids, weights.ends[0])
+        self.bias[:, 0, 0, :P].masked_fill_(prompts.mask[rows], 0.0)
 
+        bias = self._prompt_bias(prompts)
         angles = weights.angles(positions)
-        for layer, kept in zip(weights.layers, self.cache, strict=True):
+        x = weights.embed(prompts.ids)
+        for layer, cache in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
             x = weights.finish(layer, x, attend(query, key, value, bias))
 
-            if weights.kernels is None:
+            if weights.kernels is None:  # with kernels the rows share the keys of their prompt
                 key = key[rows]
                 value = value[rows]
 
-            kept[0, : len(key), :P] = key
-            kept[1, : len(key), :P] = value
+            cache[0, : len(key), :P] = key
+            cache[1, : len(key), :P] = value
 
         self.write(weights.logits(x[:, -1])[rows])
 
+    def _prompt_bias(self, prompts: Prompts) -> Tensor:
+        """(U, 1, R P, P), 0 where a token of a prompt looks: at itself and the ones before it."""
+        device = prompts.ids.device
+        P = self.P
+        causal = torch.ones(P, P, dtype=torch.bool, device=device).tril()
+        itself = torch.eye(P, dtype=torch.bool, device=device)
+        visible = (prompts.mask[:, None, None] & causal) | itself
+
+        bias = torch.where(visible, 0.0, -torch.inf).to(self.weights.dtype)
+        return self.weights.for_each_head(bias)
+
     def step(self, span: int) -> None:
         weights = self.weights
-        place = self.P + self.count - 1
-        S = round_up(self.P + span, ALIGNED)
+        place = self.place
         self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
-        x = nn.functional.embedding(self.tokens, weights.ends[0])
-        bias = self.bias if weights.kernels else weights.for_each_head(self.bias[..., :S])
 
+        x = weights.embed(self.tokens)
         angles = weights.angles(self.positions)
-        for layer, kept in zip(weights.layers, self.cache, strict=True):
-            if weights.kernels is not None:
-                mixed = weights.kernels.attend(
-                    weights.read(layer, x),
-                    kept,
-                    self.P,
-                    self.rows,
-                    place,
-                    bias,
-                    angles,
-                    layer.head_norms,
-                    weights.eps,
-                )
-            else:
-                query, key, value = weights.project(layer, x, angles)
-                kept[0].index_copy_(1, place, key)
-                kept[1].index_copy_(1, place, value)
-                mixed = attend(query, kept[0, :, :S], kept[1, :, :S], bias)
-
-            x = weights.finish(layer, x, mixed)
+        if weights.kernels is not None:
+            x = self._layers_by_kernels(x, angles, place)
+        else:
+            x = self._layers(x, angles, place, span)
 
         self.write(weights.logits(x[:, -1]))
 
+    def _layers_by_kernels(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
+        weights = self.weights
+        for layer, cache in zip(weights.layers, self.cache, strict=True):
+            mixed = weights.kernels.attend(
+                weights.read(layer, x),
+                cache,
+                weights.kernels.Prefix(self.P, self.rows),
+                place,
+                self.bias,
+                angles,
+                weights.kernels.HeadNorms(layer.head_norms, weights.eps),
+            )
+            x = weights.finish(layer, x, mixed)
 
-def _is_plain(product: Any) -> bool:
-    """Whether it has LoRA without variants such as DoRA."""
-    return (
-        isinstance(product, LoraLayer)
-        and not product.lora_variant
-        and not any(product.lora_bias.values())
-    )
+        return x
+
+    def _layers(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor, span: int) -> Tensor:
+        weights = self.weights
+        S = round_up(self.P + span, ALIGNED)
+        bias = weights.for_each_head(self.bias[..., :S])
+
+        for layer, cache in zip(weights.layers, self.cache, strict=True):
+            query, key, value = weights.project(layer, x, angles)
+            cache[0].index_copy_(1, place, key)
+            cache[1].index_copy_(1, place, value)
+            mixed = attend(query, cache[0, :, :S], cache[1, :, :S], bias)
+            x = weights.finish(layer, x, mixed)
+
+        return x
 
 
 class FusedSampler(GraphSampler):
@@ -349,17 +391,16 @@ class FusedSampler(GraphSampler):
         if kind not in MODELS:
             return f"the model is a {kind}, not {' or '.join(MODELS)}"
 
-        layers = [products_of(layer) for layer in model.model.layers]  # adapters may be in some
-        products = [one.get_base_layer() if _is_plain(one) else one for x in layers for one in x]
-        ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        wrapped = [
-            type(x).__name__ for x in (*products, *ends) if type(x) not in (nn.Linear, nn.Embedding)
-        ]
+        wrapped = wrapped_modules(model)
         if wrapped:
             return f"its layers are wrapped ({wrapped[0]})"
 
-        biased = any(one.bias is not None for x in layers for one in x[3:])
-        if biased or model.config.hidden_act != "silu":
+        has_other_biases = any(
+            product.bias is not None
+            for layer in model.model.layers
+            for product in products_of(layer)[3:]
+        )
+        if has_other_biases or model.config.hidden_act != "silu":
             return "its layers have other biases or activations than Llama's"
 
         return attention_obstacle(model)
@@ -371,10 +412,22 @@ class FusedSampler(GraphSampler):
         self.weights.refresh()
 
     def make_decoder(self, shape: Shape) -> Decoder:
-        return FusedDecoder(
-            self.weights,
-            shape,
-            self.sampling,
-            self.eos,
-            self.pad,
-        )
+        return FusedDecoder(self.weights, shape, self.sampling, self.eos, self.pad)
+
+
+def wrapped_modules(model: Any) -> list[str]:
+    """The types of products that are neither linear layers nor plain LoRA around one."""
+    modules = [model.get_input_embeddings(), model.get_output_embeddings()]
+    for layer in model.model.layers:  # adapters may be in some
+        for product in products_of(layer):
+            modules.append(product.get_base_layer() if is_plain_lora(product) else product)
+
+    return [type(one).__name__ for one in modules if type(one) not in (nn.Linear, nn.Embedding)]
+
+
+def is_plain_lora(product: Any) -> bool:
+    """Whether it has LoRA without variants such as DoRA."""
+    if not isinstance(product, LoraLayer) or product.lora_variant:
+        return False
+
+    return not any(product.lora_bias.values())

@@ -4,6 +4,12 @@ Below a billion weights the GPU mostly waits for Python to launch kernels. Here 
 token is captured once per shape (rows, prompt length, completion length) and replayed. Without CUDA
 the same steps run without a graph. Full attention only; no sharding.
 
+    sampler = GraphSampler(model, ...)     one for a run
+    decoder = sampler.decoder(shape, ...)  the tensors and graphs of one shape, kept
+    decoder.begin(prompts)                 reads the prompts and draws the first tokens
+    decoder.advance(n)                     writes the token after n, by a graph on a GPU
+    decoder.completions()                  what was written
+
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L = P + N cache
 length, V vocabulary.
 """
@@ -21,8 +27,9 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 from mesotron.models.sharded import as_loaded
+from mesotron.sampling.decode import round_up
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, int, int]  # B, P, N
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.
 PROMPT_STEP = 32
 # Shapes whose graphs and caches are kept: three sizes at two prompt lengths, and two more.
@@ -58,6 +65,7 @@ class Sampling:
         return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
     def truncate(self, probs: Tensor) -> Tensor:
+        """Probabilities (B, V) with 0 for the tokens that top_k or top_p leaves out."""
         ordered, places = probs.sort(dim=-1, descending=True)
         if self.top_k:
             ordered[:, self.top_k :] = 0.0
@@ -65,8 +73,23 @@ class Sampling:
 
         outside = ordered.cumsum(dim=-1) - ordered >= self.top_p
         outside[:, 0] = False
+        kept = ordered.masked_fill(outside, 0.0)
 
-        return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))
+        return torch.zeros_like(probs).scatter(-1, places, kept)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Distinct prompts, padded on the left, and the rows that continue them."""
+
+    ids: Tensor  # (U, P)
+    mask: Tensor  # (U, P), True on tokens
+    rows: Tensor  # (B,), the prompt of each row
+
+    @property
+    def positions(self) -> Tensor:
+        """(U, P), the place of each token in its own prompt."""
+        return (self.mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 class Decoder(ABC):
@@ -77,11 +100,12 @@ class Decoder(ABC):
         self.sampling = sampling
         self.eos = eos
         self.pad = pad
-        new = {"dtype": torch.long, "device": eos.device}
-        self.tokens = torch.zeros(B, 1, **new)
-        self.positions = torch.zeros(B, 1, **new)
-        self.written = torch.zeros(B, self.N, **new)
-        self.count = torch.zeros(1, **new)  # tokens written
+
+        integers = {"dtype": torch.long, "device": eos.device}
+        self.tokens = torch.zeros(B, 1, **integers)
+        self.positions = torch.zeros(B, 1, **integers)
+        self.written = torch.zeros(B, self.N, **integers)
+        self.count = torch.zeros(1, **integers)  # tokens written
         self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
 
         # Numbers of tokens, ascending: until a span is written, a step need not look beyond it.
@@ -89,20 +113,32 @@ class Decoder(ABC):
         self.graphs: dict[int, Any] = {}  # by span
 
     @abstractmethod
-    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        """Read distinct prompts (U, P), padded on the left; `rows` (B,) is the prompt of each row.
-        Draws the first token of each row."""
+    def begin(self, prompts: Prompts) -> None:
+        """Read the prompts, and draw the first token of each row."""
 
     @abstractmethod
     def step(self, span: int) -> None:
         """One more token for every row, the last of at most `span`, entirely on the device."""
 
+    @property
+    def place(self) -> Tensor:
+        """(1,), where the cache keeps the token that was written last."""
+        return self.P + self.count - 1
+
+    def restart(self) -> None:
+        self.running.fill_(True)
+        self.count.zero_()
+
     def advance(self, n: int) -> None:
         """Write the token after n."""
         span = next(span for span in self.spans if n < span)
-        self.graphs[span].replay() if span in self.graphs else self.step(span)
+        if span in self.graphs:
+            self.graphs[span].replay()
+        else:
+            self.step(span)
 
     def write(self, logits: Tensor) -> None:
+        """Draw a token for every row from logits (B, V); rows that have ended get padding."""
         chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
         self.written.index_copy_(1, self.count, chosen[:, None])
         self.tokens.copy_(chosen[:, None])
@@ -110,11 +146,10 @@ class Decoder(ABC):
         self.count.add_(1)
 
     def capture(self, pool: Any) -> None:
-        # Afterwards `begin` must be called again.
+        """Capture a graph for each span; afterwards `begin` must be called again."""
         for span in self.spans:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     self.step(span)
@@ -127,58 +162,55 @@ class Decoder(ABC):
             self.graphs[span] = graph
 
     def completions(self) -> list[list[int]]:
+        """The tokens of each row, up to its first end token."""
         tokens = self.written[:, : int(self.count)]
         ends = torch.isin(tokens, self.eos)
-        before = ends.long().cumsum(dim=1) - ends.long()  # end tokens before each position
-        kept = (before == 0).sum(dim=1).tolist()
+        ends_before = ends.long().cumsum(dim=1) - ends.long()
+        lengths = (ends_before == 0).sum(dim=1).tolist()
 
-        return [row[:n] for row, n in zip(tokens.tolist(), kept, strict=True)]
+        return [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
 
 
 class ModelDecoder(Decoder):
+    """Decodes by calling the model itself."""
+
     def __init__(self, model: Any, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
+        L = P + N
         self.model = model
-        self.cache = StaticCache(config=model.config, max_cache_len=P + N)
+        self.cache = StaticCache(config=model.config, max_cache_len=L)
+        self.visible = torch.zeros(B, 1, 1, L, dtype=torch.bool, device=eos.device)
 
-        self.visible = torch.zeros(
-            B,
-            1,
-            1,
-            P + N,
-            dtype=torch.bool,
-            device=eos.device,
-        )
-
-    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
+    def begin(self, prompts: Prompts) -> None:
+        # Every row reads its prompt: the cache's first call decides its number of rows.
+        rows = prompts.rows
         P = self.P
-        N = self.N
-        ids = ids[rows]
-        mask = mask[rows]  # the cache's first call decides its number of rows
+        L = P + self.N
+        self.restart()
         self.cache.reset()
-        self.running.fill_(True)
-        self.count.zero_()
         self.visible.zero_()
-        self.visible[:, 0, 0, :P] = mask
-        causal = torch.ones(P, P + N, dtype=torch.bool, device=ids.device).tril()
+        self.visible[:, 0, 0, :P] = prompts.mask[rows]
 
+        device = rows.device
+        causal = torch.ones(P, L, dtype=torch.bool, device=device).tril()
         # A padded query attends to itself: with nothing to attend to it would give NaN, which
         # survives being masked.
-        itself = torch.eye(P, P + N, dtype=torch.bool, device=ids.device)
+        itself = torch.eye(P, L, dtype=torch.bool, device=device)
         visible = (self.visible & causal) | itself  # (B, 1, P, L)
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+        positions = prompts.positions[rows]
         self.positions.copy_(positions[:, -1:])
-        self.write(self.logits(ids, visible, positions))
+        self.write(self.logits(prompts.ids[rows], visible, positions))
 
     def step(self, span: int) -> None:
-        self.visible.index_fill_(3, self.P + self.count - 1, True)
+        self.visible.index_fill_(3, self.place, True)
         self.positions.add_(1)
         self.write(self.logits(self.tokens, self.visible, self.positions))
 
     def logits(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """(B, V) of the last position."""
-        out = self.model(
+        output = self.model(
             input_ids=ids,
             attention_mask=visible,
             position_ids=positions,
@@ -186,7 +218,7 @@ class ModelDecoder(Decoder):
             use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1]
+        return output.logits[:, -1]
 
 
 class GraphSampler:
@@ -210,7 +242,8 @@ class GraphSampler:
         sampling: Sampling | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if reason := self.obstacle(model):
+        reason = self.obstacle(model)
+        if reason:
             raise ValueError(f"{self.name} cannot be used: {reason}")
 
         weight = next(model.parameters())
@@ -235,22 +268,19 @@ class GraphSampler:
         with as_loaded(self.model):
             self.copy = copy.deepcopy(self.model).eval().requires_grad_(False)
 
-        for p in self.copy.parameters():  # not buffers: rotary angles are useless in bfloat16
-            p.data = p.data.to(dtype)
+        for weight in self.copy.parameters():  # not buffers: rotary angles are useless in bfloat16
+            weight.data = weight.data.to(dtype)
 
     def refresh(self) -> None:
+        """Take over the model's present weights."""
         if self.copy is not None:
-            new, old = ([*m.parameters(), *m.buffers()] for m in (self.model, self.copy))
+            new = [*self.model.parameters(), *self.model.buffers()]
+            old = [*self.copy.parameters(), *self.copy.buffers()]
             torch._foreach_copy_(old, new)  # pyright: ignore
 
     def make_decoder(self, shape: Shape) -> Decoder:
-        return ModelDecoder(
-            self.copy or self.model,
-            shape,
-            self.sampling,
-            self.eos,
-            self.pad,
-        )
+        model = self.copy or self.model
+        return ModelDecoder(model, shape, self.sampling, self.eos, self.pad)
 
     @torch.no_grad()
     def sample(
@@ -259,17 +289,15 @@ class GraphSampler:
         """Complete each prompt once; returns the new tokens, with the end token if there is one.
         `usual` are the rows of most calls; smaller calls are padded to a quarter, a half or all of
         it, so that calls of any size need three graphs. 0 makes one per number of rows."""
-        trains = self.model.training
+        was_training = self.model.training
         self.model.eval()
 
         try:
             self.refresh()
-            sizes = [-(-usual // part) for part in PARTS_OF_USUAL]
-            size = min((x for x in sizes if x >= len(prompts)), default=len(prompts))
-            extra = size - len(prompts)
-            ids, mask, rows = self.pad_left([*prompts, *[prompts[-1]] * extra])
-            decoder = self.decoder(ids, mask, rows, max_tokens)
-            decoder.begin(ids, mask, rows)
+            num_padding = padded_rows(len(prompts), usual) - len(prompts)
+            padded = self.pad_left([*prompts, *[prompts[-1]] * num_padding])
+            decoder = self.decoder(padded, max_tokens)
+            decoder.begin(padded)
 
             for n in range(1, max_tokens):
                 if n % CHECK_EVERY == 0 and not bool(decoder.running.any()):
@@ -278,55 +306,72 @@ class GraphSampler:
 
             return decoder.completions()[: len(prompts)]
         finally:
-            self.model.train(trains)
+            self.model.train(was_training)
 
-    def pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Distinct prompts as (U, P) ids and mask, P a multiple of `PROMPT_STEP`, and (B,) the
-        prompt of each row."""
-        distinct: dict[tuple[int, ...], int] = {}
+    def pad_left(self, prompts: Sequence[Sequence[int]]) -> Prompts:
+        """Distinct prompts, P a multiple of `PROMPT_STEP`."""
+        distinct: dict[tuple[int, ...], int] = {}  # to the number of the prompt
 
         # The rows of a group mostly share one list, which is then read once.
-        numbers = {
-            key: distinct.setdefault(tuple(prompt), len(distinct))
-            for key, prompt in {id(prompt): prompt for prompt in prompts}.items()
-        }
+        numbers: dict[int, int] = {}  # by the identity of a list
+        for prompt in prompts:
+            if id(prompt) not in numbers:
+                numbers[id(prompt)] = distinct.setdefault(tuple(prompt), len(distinct))
 
-        sizes = np.array([len(prompt) for prompt in distinct])
-        P = -(-int(sizes.max()) // PROMPT_STEP) * PROMPT_STEP
-
+        lengths = np.array([len(prompt) for prompt in distinct])
+        P = round_up(int(lengths.max()), PROMPT_STEP)
         ids = np.full((len(distinct), P), self.pad, dtype=np.int64)
         for prompt, number in distinct.items():
             ids[number, P - len(prompt) :] = prompt
 
-        mask = np.arange(P) >= P - sizes[:, None]
+        mask = np.arange(P) >= P - lengths[:, None]
         rows = np.array([numbers[id(prompt)] for prompt in prompts])
-        ids, mask, rows = (torch.from_numpy(x).to(self.eos.device) for x in (ids, mask, rows))
 
-        return ids, mask, rows
+        device = self.eos.device
+        return Prompts(
+            ids=torch.from_numpy(ids).to(device),
+            mask=torch.from_numpy(mask).to(device),
+            rows=torch.from_numpy(rows).to(device),
+        )
 
-    def decoder(self, ids: Tensor, mask: Tensor, rows: Tensor, max_tokens: int) -> Decoder:
-        shape = (len(rows), ids.shape[1], max_tokens)
+    def decoder(self, prompts: Prompts, max_tokens: int) -> Decoder:
+        """The decoder of the prompts' shape; the shapes used last are kept."""
+        shape = (len(prompts.rows), prompts.ids.shape[1], max_tokens)
         if shape not in self.decoders:
             while len(self.decoders) >= MAX_SHAPES:
                 self.decoders.popitem(last=False)
 
             decoder = self.make_decoder(shape)
             if self.on_gpu and max_tokens > WARM_UPS + 1:
-                if not any(kept.graphs for kept in self.decoders.values()):
-                    # The allocator retires a pool with its last graph. A capture with the retired
-                    # handle fails, and leaves the device's generator in capture mode for good.
-                    self._pool = torch.cuda.graph_pool_handle()
-
-                # Warm-ups draw: the same numbers must follow with and without a capture.
-                state = torch.cuda.get_rng_state()
-                decoder.begin(ids, mask, rows)
-                decoder.capture(self._pool)
-                torch.cuda.set_rng_state(state)
+                self._capture(decoder, prompts)
 
             self.decoders[shape] = decoder
 
         self.decoders.move_to_end(shape)
         return self.decoders[shape]
+
+    def _capture(self, decoder: Decoder, prompts: Prompts) -> None:
+        has_graphs = any(kept.graphs for kept in self.decoders.values())
+        if not has_graphs:
+            # The allocator retires a pool with its last graph. A capture with the retired handle
+            # fails, and leaves the device's generator in capture mode for good.
+            self._pool = torch.cuda.graph_pool_handle()
+
+        # Warm-ups draw: the same numbers must follow with and without a capture.
+        state = torch.cuda.get_rng_state()
+        decoder.begin(prompts)
+        decoder.capture(self._pool)
+        torch.cuda.set_rng_state(state)
+
+
+def padded_rows(count: int, usual: int) -> int:
+    """The rows of the smallest graph that holds `count`: a part of the usual number if it can."""
+    for part in PARTS_OF_USUAL:
+        size = -(-usual // part)
+        if size >= count:
+            return size
+
+    return count
 
 
 def attention_obstacle(model: Any) -> str | None:
@@ -335,8 +380,12 @@ def attention_obstacle(model: Any) -> str | None:
     if config._attn_implementation != "sdpa":
         return f"attention is {config._attn_implementation}, load with attn_implementation='sdpa'"
 
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if kinds or getattr(config, "sliding_window", None):
-        return f"it has {', '.join(sorted(kinds)) or 'a sliding window'}, not full attention"
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    other_types = sorted(layer_types - {"full_attention"})
+    if other_types:
+        return f"it has {', '.join(other_types)}, not full attention"
+
+    if getattr(config, "sliding_window", None):
+        return "it has a sliding window, not full attention"
 
     return None

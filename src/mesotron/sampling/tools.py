@@ -6,7 +6,6 @@ TRL plays the episodes of training; `Toolbox.play` plays those of the evaluation
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from inspect import getmembers, isfunction
 from typing import Any
 
@@ -23,28 +22,65 @@ NOT_TOOLS = ("reset", "get_reward")  # methods of an environment that the model 
 
 
 @dataclass
-class Episode:
-    """One conversation; `messages` grow with every turn."""
+class Conversation:
+    """One episode; `messages` grow with every turn."""
 
     messages: list[Any]
     tools: list[Any]
     prompt: str = ""  # what the next turn continues
+    start: int = 0  # tokens of the first prompt
     ids: tuple[int, ...] = ()  # all that followed the first prompt, results included
     truncated: bool = False
 
     def call(self, function: dict[str, Any]) -> Message:
+        """The message with a call's result, or with its error."""
         name = function["name"]
         try:
-            tool = {tool.__name__: tool for tool in self.tools}[name]
-            result = tool(**function["arguments"])
+            by_name = {tool.__name__: tool for tool in self.tools}
+            result = by_name[name](**function["arguments"])
         except Exception as error:  # the model reads it, as in training
             result = {"error": str(error)}
 
-        return {
-            "role": "tool",
-            "name": name,
-            "content": str(result),
-        }
+        return {"role": "tool", "name": name, "content": str(result)}
+
+    def completion(self) -> Completion:
+        text = str(self.messages[-1].get("content") or "")
+        return Completion(text, self.ids, self.truncated)
+
+
+@dataclass(frozen=True)
+class ChatText:
+    """Renders and encodes conversations with tools, and reads the calls in a reply."""
+
+    tokenizer: Any
+    template: str | None  # the training template, if the model's own changes earlier turns
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "ChatText":
+        if templates.is_chat_template_prefix_preserving(tokenizer):
+            return cls(tokenizer, None)
+
+        return cls(tokenizer, templates.get_training_chat_template(tokenizer))
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Tool]) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def read(
+        self, completion: Completion, prompt: Sequence[int], tools: Sequence[Tool]
+    ) -> dict[str, Any]:
+        """The message of a completion, with its calls."""
+        end = [] if completion.truncated else [self.tokenizer.eos_token_id]
+        ids = [*completion.ids, *end]
+        return templates.parse_response(self.tokenizer, ids, prefix=prompt, tools=tools)
 
 
 @dataclass(frozen=True)
@@ -65,25 +101,22 @@ class Toolbox:
             cure = "use Qwen/Qwen3-0.6B or the like, or set a response_template (see examples)"
             raise ValueError(f"TRL cannot read tool calls of {model}: {cure}") from error
 
-    def start(self, chat: Sequence[Message], row: dict[str, Any]) -> Episode:
+    def start(self, chat: Sequence[Message], row: dict[str, Any]) -> Conversation:
+        """A conversation up to its question; an environment may add to it."""
         messages = list(chat)
-        tools = list(self.tools)
-        if self.environment is not None:
-            world = self.environment()
-            columns = {"columns": json.dumps(row["columns"], default=str)} if row["columns"] else {}
-            observation = world.reset(
-                **{
-                    **row,
-                    "prompt": messages,
-                    **columns,
-                }
-            )  # as in training
+        if self.environment is None:
+            return Conversation(messages, list(self.tools))
 
-            last = messages[-1]
-            messages[-1] = {**last, "content": last["content"] + (observation or "")}
-            tools += public_methods(world)
+        arguments = row | {"prompt": messages}
+        if row["columns"]:  # as in training
+            arguments["columns"] = json.dumps(row["columns"], default=str)
 
-        return Episode(messages, tools)
+        world = self.environment()
+        observation = world.reset(**arguments) or ""
+        last = messages[-1]
+        messages[-1] = {**last, "content": last["content"] + observation}
+
+        return Conversation(messages, [*self.tools, *public_methods(world)])
 
     def play(
         self,
@@ -98,93 +131,95 @@ class Toolbox:
     ) -> list[Completion]:
         """One completion per chat: the text of its last message, the tokens of all turns. An
         episode whose turns and results exceed `max_tokens` is truncated."""
-        keeps = templates.is_chat_template_prefix_preserving(tokenizer)
-        template = None if keeps else templates.get_training_chat_template(tokenizer)
+        text = ChatText.of(tokenizer)
         context = model.config.get_text_config().max_position_embeddings
 
-        shape = {
-            "chat_template": template,
-            "tokenize": False,
-            "add_generation_prompt": True,
-        }
+        conversations = [self.start(chat, row) for chat, row in zip(chats, rows, strict=True)]
+        for one in conversations:
+            one.prompt = text.render(one.messages, one.tools)
+            one.start = len(text.encode(one.prompt))
 
-        encode = partial(tokenizer.encode, add_special_tokens=False)
-        render = partial(tokenizer.apply_chat_template, **shape)
-
-        episodes = [self.start(chat, row) for chat, row in zip(chats, rows, strict=True)]
-        for one in episodes:
-            one.prompt = render(one.messages, tools=one.tools)
-
-        starts = [len(encode(one.prompt)) for one in episodes]
-        running = list(range(len(episodes)))
+        running = conversations
         while running:
-            prompts = [encode(episodes[k].prompt) for k in running]
-            left = max_tokens - min(len(ids) - starts[k] for k, ids in zip(running, prompts))
-            left = max(1, min(left, context - max(map(len, prompts))))
-            texts = [episodes[k].prompt for k in running]
-
-            written = generate(
+            prompts = [text.encode(one.prompt) for one in running]
+            completions = generate(
                 model,
                 tokenizer,
-                texts,
-                max_tokens=left,
+                [one.prompt for one in running],
+                max_tokens=tokens_left(running, prompts, max_tokens, context),
                 seed=seed,
                 **how,
             )
+            seed += 1
 
             going = []
-            seed = seed + 1
-
-            for k, prompt, completion in zip(running, prompts, written, strict=True):
-                one = episodes[k]
-                end = [] if completion.truncated else [tokenizer.eos_token_id]
-                message = templates.parse_response(
-                    tokenizer, [*completion.ids, *end], prefix=prompt, tools=one.tools
-                )
-                one.messages.append(message)
-                one.ids = (*prompt[starts[k] :], *completion.ids)
-                one.truncated = completion.truncated or len(one.ids) > max_tokens
-
-                calls = message.get("tool_calls") or ()
-                if calls and not one.truncated:
-                    results = [one.call(call["function"]) for call in calls]
-                    one.prompt = render([*one.messages, *results], tools=one.tools)
-                    one.truncated = len(encode(one.prompt)) - starts[k] >= max_tokens
-
-                    if not one.truncated:
-                        one.messages += results
-                        going.append(k)
+            for one, prompt, completion in zip(running, prompts, completions, strict=True):
+                if take_turn(one, prompt, completion, text, max_tokens):
+                    going.append(one)
 
             running = going
 
-        return [
-            Completion(str(one.messages[-1].get("content") or ""), one.ids, one.truncated)
-            for one in episodes
-        ]
+        return [one.completion() for one in conversations]
+
+
+def tokens_left(
+    running: Sequence[Conversation],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    context: int,
+) -> int:
+    """The longest turn that the shortest conversation may still take, within the context."""
+    written = [len(prompt) - one.start for one, prompt in zip(running, prompts)]
+    left = max_tokens - min(written)
+    fitting = context - max(map(len, prompts))
+
+    return max(1, min(left, fitting))
+
+
+def take_turn(
+    one: Conversation,
+    prompt: Sequence[int],
+    completion: Completion,
+    text: ChatText,
+    max_tokens: int,
+) -> bool:
+    """Add a completion and the results of its calls; whether the conversation goes on."""
+    message = text.read(completion, prompt, one.tools)
+    one.messages.append(message)
+    one.ids = (*prompt[one.start :], *completion.ids)
+    one.truncated = completion.truncated or len(one.ids) > max_tokens
+
+    calls = message.get("tool_calls") or ()
+    if not calls or one.truncated:
+        return False
+
+    results = [one.call(call["function"]) for call in calls]
+    one.prompt = text.render([*one.messages, *results], one.tools)
+    one.truncated = len(text.encode(one.prompt)) - one.start >= max_tokens
+    if one.truncated:
+        return False
+
+    one.messages += results
+    return True
 
 
 def public_methods(world: Any) -> list[Tool]:
+    """The methods of an environment that the model may call."""
     names = [name for name, _ in getmembers(type(world), isfunction)]
     return [getattr(world, name) for name in names if name not in NOT_TOOLS and name[0] != "_"]
 
 
 def load_toolbox(config: TrainConfig) -> Toolbox | None:
     """The tools and the environment that a config names; ValueError if one cannot be used."""
-    if not (config.tools or config.environment):
+    if not config.tools and not config.environment:
         return None
 
     tools = [import_named(name, "tool") for name in config.tools]
-    make = None
-
+    environment = None
     methods = []
     if config.environment:
-        make = import_named(config.environment, "environment")
-        try:
-            world = make()
-            methods = public_methods(world) if callable(world.reset) else []
-        except Exception as error:
-            need = "must be a class without arguments that has a method reset"
-            raise ValueError(f"--environment {config.environment} {need}: {error}") from error
+        environment = import_named(config.environment, "environment")
+        methods = try_environment(config.environment, environment)
 
     for tool in (*tools, *methods):
         try:
@@ -193,4 +228,14 @@ def load_toolbox(config: TrainConfig) -> Toolbox | None:
             need = "needs type hints, and a docstring with a line for each argument under Args:"
             raise ValueError(f"the tool {tool.__name__} {need} {error}") from error
 
-    return Toolbox(tools, make)
+    return Toolbox(tools, environment)
+
+
+def try_environment(name: str, environment: Callable[[], Any]) -> list[Tool]:
+    """The tools of an environment, which is made once to see that it can be."""
+    try:
+        world = environment()
+        return public_methods(world) if callable(world.reset) else []
+    except Exception as error:
+        need = "must be a class without arguments that has a method reset"
+        raise ValueError(f"--environment {name} {need}: {error}") from error
