@@ -8,6 +8,7 @@ import json
 import pytest
 
 from golden import committed
+from golden.digest import differences, without_volatile
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,25 @@ def test_parsed_command_lines():
 def test_verdicts_on_public_logs():
     known = json.loads((committed.HERE / committed.VERDICTS).read_text(encoding="utf-8"))
     assert json.loads(committed.verdicts()) == known
+
+
+def test_differences_name_the_place():
+    first = {"metrics": [{"loss": 0.1}, {"loss": float("nan")}], "weights": {"a": "1"}}
+    second = {"metrics": [{"loss": 0.2}, {"loss": float("nan")}], "weights": {"b": "1"}}
+
+    assert list(differences(first, first)) == []
+    assert list(differences(first, second)) == [
+        "metrics[0]/loss: 0.1 -> 0.2",
+        "weights/a: only in the first",
+        "weights/b: only in the second",
+    ]
+
+
+def test_a_case_that_failed_is_not_equal_to_itself():
+    failed = {"failed": "exit code 2"}
+    assert list(differences(failed, failed))
+
+
+def test_clocks_are_left_out_and_metrics_are_not():
+    row = {"loss": 0.1, "step_time": 3.0, "time/rollout": 1.0, "completions/mean_length": 9.0}
+    assert without_volatile([row]) == [{"loss": 0.1, "completions/mean_length": 9.0}]

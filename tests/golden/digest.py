@@ -14,9 +14,11 @@ from golden.cases import choose
 
 # Clocks, memory and speed differ between two runs of the same code.
 VOLATILE = re.compile(
-    r"(^|/|_)(time|seconds|runtime|memory|cost|dollars|spent|rss|gib)($|/|_)|per_second|^date$"
+    r"(^|/|_)(time|seconds|runtime|wall|memory|cost|dollars|spent|rss|gib)($|/|_)|per_second|^date$"
 )
-# Versions, paths and settings: the settings have their own references (parsed command lines).
+# Settings have their own references: the parsed command lines.
+SETTINGS = {"config", "out"}
+# Versions, paths, settings, and what a run has cost.
 LEFT_OUT = {"config.json", "env.json", "spent.json", "manifest.json"}
 WEIGHTS = {"model.safetensors", "adapter_model.safetensors", "policy.safetensors"}
 
@@ -69,7 +71,7 @@ def without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {}
         for key, item in value.items():
-            if not VOLATILE.search(key):
+            if key not in SETTINGS and not VOLATILE.search(key):
                 kept[key] = without_volatile(item)
         return kept
     if isinstance(value, list):
