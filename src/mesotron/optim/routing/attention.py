@@ -28,9 +28,9 @@ _OUTPUT_MODULES = ("SelfOutput", "CrossOutput", "AttentionOutput")
 _INTERLEAVED = words(NAMES["classes"]["interleaved"])
 # Names that mean a fused QKV in one class only ("in_proj" is a Mamba mixer's elsewhere).
 _FUSED_BY_CLASS = {"DisentangledSelfAttention": "in_proj"}
-_NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM = (
-    NAMES["counts"][name].split() for name in ("heads", "kv_heads", "head_dim")
-)
+_NUM_HEADS = NAMES["counts"]["heads"].split()
+_NUM_KV_HEADS = NAMES["counts"]["kv_heads"].split()
+_HEAD_DIM = NAMES["counts"]["head_dim"].split()
 
 
 class _Heads(NamedTuple):
@@ -84,12 +84,22 @@ def attention_role(
         count = num or site.parent.num_heads
         return matrix("attention o", f"output projection, {count} heads", f"cols:{count}")
 
-    projection = _find_projection(site)
-    if projection is None:
+    found = _find_projection(site)
+    if found is None:
         return _possible_output(site) if per_head else None
 
-    part, block = projection
+    part, block = found
+    heads = _find_heads(site, block)
+    if num is not None and part in ("qkv", "kv", "mla_kv_b"):
+        heads = heads._replace(num=num, num_kv=heads.num_kv or num)
 
+    projection = _Projection(site, block, heads, rows, cols, per_head)
+    role = _role_of_part(projection, part, num)
+
+    return replace(role, name=f"attention {part}", is_matrix=True) if role.unclear else role
+
+
+def _find_heads(site: ModuleSite, block: nn.Module) -> _Heads:
     # The block's own attributes first, which its forward pass uses.
     sources = (block, site.config)
     own = find_int(sources, _NUM_HEADS)
@@ -99,37 +109,31 @@ def attention_role(
     if getattr(block, "multi_query", False) and not new_falcon:
         own_kv = 1
 
-    heads = _Heads(own, own_kv or own, find_int(sources, _HEAD_DIM))
-    if num is not None and part in ("qkv", "kv", "mla_kv_b"):
-        heads = heads._replace(num=num, num_kv=heads.num_kv or num)
+    return _Heads(own, own_kv or own, find_int(sources, _HEAD_DIM))
 
+
+class _Projection(NamedTuple):
+    """A weight of logical shape (rows, cols) in an attention block."""
+
+    site: ModuleSite
+    block: nn.Module
+    heads: _Heads
+    rows: int
+    cols: int
+    per_head: bool
+
+
+def _role_of_part(projection: _Projection, part: str, num: int | None) -> Role:
     if part == "qkv":
-        role = _qkv_role(
-            site,
-            block,
-            heads,
-            rows,
-            cols,
-            per_head,
-        )
-    elif part == "kv":
-        role = _kv_role(site, heads, rows, per_head)
-    elif part == "mla_kv_a":
-        role = _mla_a_role(site, block, rows)
-    elif part == "mla_kv_b":
-        role = _mla_b_role(site, block, heads, rows, per_head)
-    else:
-        role = _single_role(
-            site,
-            part,
-            heads,
-            rows,
-            cols,
-            per_head,
-            num,
-        )
+        return _qkv_role(projection)
+    if part == "kv":
+        return _kv_role(projection)
+    if part == "mla_kv_a":
+        return _mla_a_role(projection)
+    if part == "mla_kv_b":
+        return _mla_b_role(projection)
 
-    return replace(role, name=f"attention {part}", is_matrix=True) if role.unclear else role
+    return _single_role(projection, part, num)
 
 
 def _possible_output(site: ModuleSite) -> Role | None:
@@ -149,42 +153,50 @@ def _possible_output(site: ModuleSite) -> Role | None:
     return replace(unclear(problem), name="linear", is_matrix=True)
 
 
-def _single_role(
-    site: ModuleSite,
-    part: str,
-    heads: _Heads,
-    rows: int,
-    cols: int,
-    per_head: bool,
-    given: int | None,
-) -> Role:
+def _single_role(projection: _Projection, part: str, given: int | None) -> Role:
+    """A query, key, value or output projection of its own."""
+    heads = projection.heads
     num = given or (heads.num if part in "qo" else heads.num_kv)
-    name = f"attention {part}"
-    long_name = _LONG_NAMES[part]
-
-    gated = part == "q" and None not in (num, heads.dim) and rows == 2 * num * heads.dim  # type: ignore
-    if not per_head:
-        if gated:
-            return matrix(name, f"query and gate, interleaved over {num} heads", f"rows:{num}%2")
-        return matrix(name, f"{long_name} projection")
-
+    gated = part == "q" and _is_gated(projection, num)
+    if not projection.per_head:
+        return _whole_role(part, num if gated else None)
     if num is None:
-        return _no_count(site)
+        return _no_count(projection.site)
 
-    axis, length = ("cols", cols) if part == "o" else ("rows", rows)
+    axis, length = ("cols", projection.cols) if part == "o" else ("rows", projection.rows)
     blocks = 2 * num if gated else num
-    check_dim = part in "qk" and heads.dim and given is None
-    if length % blocks or (check_dim and length != blocks * heads.dim):  # type: ignore
-        return _misfit(site, num, axis, length, heads.dim)
+    if not _fits(length, blocks, heads.dim if part in "qk" and given is None else None):
+        return _misfit(projection.site, num, axis, length, heads.dim)
 
-    what = f"{num} heads" + (", each a query and a gate" if gated else "")
-    return matrix(name, f"{long_name} projection, {what}", f"{axis}:{blocks}")
+    what = f"{num} heads, each a query and a gate" if gated else f"{num} heads"
+    return matrix(
+        f"attention {part}", f"{_LONG_NAMES[part]} projection, {what}", f"{axis}:{blocks}"
+    )
 
 
-def _qkv_role(
-    site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, cols: int, per_head: bool
-) -> Role:
+def _fits(length: int, blocks: int, dim: int | None) -> bool:
+    """Whether blocks of `dim` lines, if that is known, make up the length."""
+    return length % blocks == 0 and (not dim or length == blocks * dim)
+
+
+def _is_gated(projection: _Projection, num: int | None) -> bool:
+    """Whether a query projection has a gate of the same size in each head."""
+    dim = projection.heads.dim
+    return num is not None and dim is not None and projection.rows == 2 * num * dim
+
+
+def _whole_role(part: str, gates: int | None) -> Role:
+    """The role without `per_head`; `gates` is the number of heads that have a gate."""
+    name = f"attention {part}"
+    if gates is None:
+        return matrix(name, f"{_LONG_NAMES[part]} projection")
+
+    return matrix(name, f"query and gate, interleaved over {gates} heads", f"rows:{gates}%2")
+
+
+def _qkv_role(projection: _Projection) -> Role:
     """Fused query, key and value; or key and value only, in GPT-2's cross-attention."""
+    site, block, heads, rows, cols, per_head = projection
     H = heads.num
     G = heads.num_kv
     if H is None or G is None:
@@ -200,7 +212,7 @@ def _qkv_role(
         return matrix("attention qkv", "query | key | value in three sections", "rows:3")
 
     if "q_attn" in block._modules:
-        return _kv_role(site, heads, rows, per_head)
+        return _kv_role(projection)
     if rows % (H + 2 * G):
         return _misfit(site, H + 2 * G, "rows", rows, heads.dim)
     if per_head:
@@ -235,7 +247,8 @@ def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) ->
     return matrix(name, "query | key | value in sections", f"rows:{H * d}+{G * d}+{G * d}")
 
 
-def _kv_role(site: ModuleSite, heads: _Heads, rows: int, per_head: bool) -> Role:
+def _kv_role(projection: _Projection) -> Role:
+    site, _, heads, rows, _, per_head = projection
     G = heads.num_kv
     if not per_head:
         return matrix("attention kv", "key | value in two sections", "rows:2")
@@ -247,8 +260,9 @@ def _kv_role(site: ModuleSite, heads: _Heads, rows: int, per_head: bool) -> Role
     return matrix("attention kv", f"fused {G}+{G} heads", f"rows:{2 * G}")
 
 
-def _mla_a_role(site: ModuleSite, block: nn.Module, rows: int) -> Role:
+def _mla_a_role(projection: _Projection) -> Role:
     """Multi-head latent attention: the shared latent, and the one rotary key next to it."""
+    site, block, _, rows, _, _ = projection
     latent = getattr(block, "kv_lora_rank", None)
     if not isinstance(latent, int) or not 0 < latent < rows:
         return unclear(
@@ -259,10 +273,9 @@ def _mla_a_role(site: ModuleSite, block: nn.Module, rows: int) -> Role:
     return matrix("attention kv", "latent | rotary key", f"rows:{latent}+{rows - latent}")
 
 
-def _mla_b_role(
-    site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, per_head: bool
-) -> Role:
+def _mla_b_role(projection: _Projection) -> Role:
     """Multi-head latent attention: per head, the key's rows and then the value's."""
+    site, block, heads, rows, _, per_head = projection
     H = heads.num
     value = getattr(block, "v_head_dim", None)
     if H is None or not isinstance(value, int) or rows % H or not 0 < value < rows // H:

@@ -32,12 +32,11 @@ def model_behind(params: object) -> nn.Module:
     if isinstance(params, nn.Module):
         return params
 
-    owner = inspect.getgeneratorlocals(params).get("self") if inspect.isgenerator(params) else None
+    generator = inspect.isgenerator(params)
+    owner = inspect.getgeneratorlocals(params).get("self") if generator else None
     items: list[Any] = list(params.items() if isinstance(params, Mapping) else params)  # type: ignore
-    if isinstance(owner, nn.Module):
-        given = {id(item[1] if isinstance(item, tuple) else item) for item in items}
-        if all(id(p) in given for p in owner.parameters() if p.requires_grad):
-            return owner
+    if isinstance(owner, nn.Module) and _holds_all(items, owner):
+        return owner
 
     if items and all(isinstance(item, tuple) and isinstance(item[1], Tensor) for item in items):
         return _stand_in(items)
@@ -46,34 +45,50 @@ def model_behind(params: object) -> nn.Module:
     raise ValueError(f"{problem}; pass the model, its parameters() or named_parameters()")
 
 
+def _holds_all(items: list[Any], model: nn.Module) -> bool:
+    """Whether the items, some of them with names, are all that the model trains."""
+    given = {id(item[1] if isinstance(item, tuple) else item) for item in items}
+    return all(id(p) in given for p in model.parameters() if p.requires_grad)
+
+
 def _stand_in(named: Iterable[tuple[str, nn.Parameter]]) -> nn.Module:
     root = _module("")
     for name, param in named:
         *path, leaf = name.split(".")
-        above = module = root
+        above = root
+        module = root
         for part in path:
             above = module
-            if part not in above._modules:
-                above.add_module(part, _module(part))
-
-            if part.isdigit() and not isinstance(above, (nn.ModuleList, nn.Sequential)):
-                experts = "Expert" in type(above).__name__
-                above.__class__ = nn.ModuleList if experts else nn.Sequential
-
-            module = above.get_submodule(part)
+            module = _child(above, part)
 
         module.register_parameter(leaf, param)
         if leaf == "weight" and param.ndim > 1:
-            owner = path[-1].lower() if path else ""
-            is_table = param.ndim == 2 and ("emb" in owner or owner in ("wte", "wpe"))
-            layer = nn.Embedding if is_table else _CONVS.get(param.ndim, nn.Linear)
-            module.__class__ = _module(owner, layer).__class__
-            module.groups = 1  # type: ignore
-            module.in_channels = param.shape[1]  # type: ignore  # of a convolution
+            _make_layer(module, path[-1].lower() if path else "", param)
         elif path and "expert" in path[-1] and param.ndim == 3:
             above.num_experts = len(param)  # type: ignore  # by which a router is known
 
     return root
+
+
+def _child(module: nn.Module, name: str) -> nn.Module:
+    """The child of a name, made if missing; numbered children make their parent a list."""
+    if name not in module._modules:
+        module.add_module(name, _module(name))
+
+    if name.isdigit() and not isinstance(module, (nn.ModuleList, nn.Sequential)):
+        experts = "Expert" in type(module).__name__
+        module.__class__ = nn.ModuleList if experts else nn.Sequential
+
+    return module.get_submodule(name)
+
+
+def _make_layer(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+    """Give a module the type of the layer that a weight of this name and shape has."""
+    is_table = weight.ndim == 2 and ("emb" in name or name in ("wte", "wpe"))
+    layer = nn.Embedding if is_table else _CONVS.get(weight.ndim, nn.Linear)
+    module.__class__ = _module(name, layer).__class__
+    module.groups = 1  # type: ignore
+    module.in_channels = weight.shape[1]  # type: ignore  # of a convolution
 
 
 def _module(name: str, kind: type[nn.Module] = nn.Module) -> nn.Module:

@@ -14,9 +14,9 @@ from mesotron.optim.routing.sites import NAMES, ModuleSite, find_int, is_a
 from mesotron.optim.views import View
 from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, matrix, unclear, words
 
-_HEADS, _STATE_NAMES, _FUSED_EXPERTS = (
-    words(NAMES[key]) for key in ("heads", "state", "fused_experts")
-)
+_HEADS = words(NAMES["heads"])
+_STATE_NAMES = words(NAMES["state"])
+_FUSED_EXPERTS = words(NAMES["fused_experts"])
 _PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")  # declares its own head
 _TABLE_WORDS = NAMES["tables"].split()
 # Raw parameters that are matrices, with the storage order their forward passes use.
@@ -116,13 +116,17 @@ def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: i
     if isinstance(owner, tuple(_GATES)):
         return _recurrent_role(site)
 
-    # Library linears that do not inherit from nn.Linear have class names that end in it.
-    linear = isinstance(owner, nn.Linear) or type(owner).__name__.endswith("Linear")
     transposed = is_a(owner, "transformers.pytorch_utils", "Conv1D")
-    if transposed or (linear and site.leaf == "weight" and len(site.shape) == 2):
+    if transposed or _is_linear_weight(site):
         return _linear_role(site, transposed, per_head, num_heads)
 
     return _expert_role(site) or _raw_role(site)
+
+
+def _is_linear_weight(site: ModuleSite) -> bool:
+    # Library linears that do not inherit from nn.Linear have class names that end in it.
+    linear = isinstance(site.owner, nn.Linear) or type(site.owner).__name__.endswith("Linear")
+    return linear and site.leaf == "weight" and len(site.shape) == 2
 
 
 def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
@@ -162,7 +166,9 @@ def _ends_head(site: ModuleSite) -> bool:
         if several and name in _HEADS and name.endswith(("head", "heads", "classifier")):
             if isinstance(module, nn.ModuleList) and site.parent is module:
                 return True
-            layers = [m for m in module.modules() if isinstance(m, (nn.Linear, *_PLAIN_CONVS))]
+
+            kinds = (nn.Linear, *_PLAIN_CONVS)
+            layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
             return layers[-1] is site.owner
 
     return False
@@ -189,11 +195,7 @@ def _small_role(site: ModuleSite) -> Role | None:
         return Role("scalar", "one number")
     if 0 in site.shape:
         return Role("vector", "empty")
-
-    # A linear map or convolution with a single input or output is one too.
-    sides = (site.shape[0], math.prod(site.shape[1:]))
-    maps = len(site.shape) == 2 or isinstance(site.owner, _CONVS)
-    if sum(size > 1 for size in site.shape) < 2 or (maps and min(sides) == 1):
+    if _is_vector(site):
         return Role("vector", "a vector: a filter would only normalize it")
 
     if "." in site.leaf:
@@ -201,6 +203,16 @@ def _small_role(site: ModuleSite) -> Role | None:
         return Role("vector", "one factor of a reparametrized weight", view)
 
     return None
+
+
+def _is_vector(site: ModuleSite) -> bool:
+    """At most one dimension above 1, or a linear map or convolution with a single input or
+    output."""
+    if sum(size > 1 for size in site.shape) < 2:
+        return True
+
+    is_map = len(site.shape) == 2 or isinstance(site.owner, _CONVS)
+    return is_map and 1 in (site.shape[0], math.prod(site.shape[1:]))
 
 
 def _router_role(site: ModuleSite) -> Role | None:
@@ -256,24 +268,20 @@ def _recurrent_role(site: ModuleSite) -> Role:
 
 def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | None) -> Role:
     rows, cols = reversed(site.shape) if transposed else site.shape
-    role = attention_role(
-        site,
-        rows,
-        cols,
-        per_head=per_head,
-        num=num,
-    ) or _mixer_role(site, rows)
-    if role is None:
-        sections = NAMES["fused_sections"].get(site.owner_name, 1)
-        if sections == 1 or rows % sections:
-            role = matrix("linear", "hidden matrix")
-        else:
-            role = matrix("linear", f"{sections} fused projections", f"rows:{sections}")
-
+    role = attention_role(site, rows, cols, per_head=per_head, num=num)
+    role = role or _mixer_role(site, rows) or _plain_role(site, rows)
     if not transposed:
         return role
 
     return replace(role, view="T" if role.view == "whole" else f"T/{role.view}")
+
+
+def _plain_role(site: ModuleSite, rows: int) -> Role:
+    sections = NAMES["fused_sections"].get(site.owner_name, 1)
+    if sections == 1 or rows % sections:
+        return matrix("linear", "hidden matrix")
+
+    return matrix("linear", f"{sections} fused projections", f"rows:{sections}")
 
 
 def _raw_role(site: ModuleSite) -> Role:
@@ -427,8 +435,7 @@ def _int(module: nn.Module, name: str) -> int:
 def _lora_role(
     site: ModuleSite, facts: ModelFacts, per_head: bool, num_heads: int | None
 ) -> Role | None:
-    is_lora = (is_a(m, "peft.tuners.lora.layer", "LoraLayer") for m in site.modules[:-1])
-    at = max((k for k, lora in enumerate(is_lora) if lora and k > 0), default=None)
+    at = _find_lora(site)
     if at is None:
         return None
 
@@ -443,31 +450,71 @@ def _lora_role(
 
     stacked = is_a(layer, "peft.tuners.lora.layer", "ParamWrapper")
     experts = getattr(layer, "num_experts", 1) if stacked else 1
-    if experts > 1:  # A is (experts, rank, in) by rows, B is (out, rank, experts) by columns
-        by_columns = f"cols:{site.shape[1] // experts}%{experts}"
-        cut = f"rows:{experts}" if kind == "lora_A" else by_columns
-        return matrix(kind, f"LoRA factors of {experts} experts", cut)
+    if experts > 1:
+        return _lora_experts(kind, site.shape, experts)
 
     if len(site.shape) > 2:
         role = matrix(kind, "LoRA factor of a convolution", "conv")
         return replace(role, product="product")
 
-    base = getattr(layer, "base_layer", None)
-    weight = getattr(base, "weight", None)
-    if not isinstance(base, nn.Module) or not isinstance(weight, nn.Parameter):
+    base = _base_site(site, at)
+    if base is None:
         return replace(matrix(kind, "LoRA factor"), product="product")
 
-    modules = (*site.modules[:at], base)
-    place = (site.name, tuple(weight.shape), "weight", weight, base, site.path[:at], modules)
-    role = role_of(ModuleSite(*place), facts, per_head=per_head, num_heads=num_heads)
-    if role.unclear:
-        return replace(role, name=kind)
+    role = role_of(base, facts, per_head=per_head, num_heads=num_heads)
+    return _factor_role(kind, role)
 
-    view = View.parse(role.view)
-    cut = view.axis is not None and view.layout == "matrix"
-    product = f"product/{replace(view, transposed=False)}" if cut else "product"
-    if view.axis != ("rows" if kind == "lora_B" else "cols") or view.layout != "matrix":
-        return replace(matrix(kind, f"LoRA factor of {role.name}"), product=product)
 
-    reason = f"LoRA factor of {role.name}: {role.reason}"
-    return replace(matrix(kind, reason, str(replace(view, transposed=False))), product=product)
+def _find_lora(site: ModuleSite) -> int | None:
+    """The place of the innermost LoRA layer among the modules around a parameter."""
+    at = None
+    for k, module in enumerate(site.modules[:-1]):
+        if k > 0 and is_a(module, "peft.tuners.lora.layer", "LoraLayer"):
+            at = k
+
+    return at
+
+
+def _lora_experts(kind: str, shape: tuple[int, ...], experts: int) -> Role:
+    """A is (experts, rank, in) by rows, B is (out, rank, experts) by columns."""
+    cut = f"rows:{experts}"
+    if kind == "lora_B":
+        cut = f"cols:{shape[1] // experts}%{experts}"
+
+    return matrix(kind, f"LoRA factors of {experts} experts", cut)
+
+
+def _base_site(site: ModuleSite, at: int) -> ModuleSite | None:
+    """The site of the weight that a LoRA layer adapts."""
+    base = getattr(site.modules[at], "base_layer", None)
+    weight = getattr(base, "weight", None)
+    if not isinstance(base, nn.Module) or not isinstance(weight, nn.Parameter):
+        return None
+
+    return ModuleSite(
+        name=site.name,
+        shape=tuple(weight.shape),
+        leaf="weight",
+        param=weight,
+        owner=base,
+        path=site.path[:at],
+        modules=(*site.modules[:at], base),
+    )
+
+
+def _factor_role(kind: str, base: Role) -> Role:
+    """The role of a factor of an adapter, from that of the weight it adapts."""
+    if base.unclear:
+        return replace(base, name=kind)
+
+    view = View.parse(base.view)
+    own = str(replace(view, transposed=False))
+    is_cut = view.axis is not None and view.layout == "matrix"
+    product = f"product/{own}" if is_cut else "product"
+
+    own_axis = "rows" if kind == "lora_B" else "cols"
+    if view.axis != own_axis or view.layout != "matrix":
+        return replace(matrix(kind, f"LoRA factor of {base.name}"), product=product)
+
+    reason = f"LoRA factor of {base.name}: {base.reason}"
+    return replace(matrix(kind, reason, own), product=product)

@@ -5,7 +5,7 @@ or SGD). Nothing is guessed: an unclear parameter, a pattern without a match and
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -70,71 +70,103 @@ def route(
         >>> table.row("self_attn.in_proj_weight").view
         'rows:6'
     """
-    modalities = modalities or {}
-    settings: Settings = {
-        pattern: {"rule": value} if isinstance(value, str) else dict(value)
-        for pattern, value in (overrides or {}).items()
-    }
-
-    _check_rules(matrix, aux, lora, modalities, settings)
+    wishes = _Wishes(
+        matrix=matrix,
+        aux=aux,
+        per_head=bool(per_head),
+        head_counts=per_head if isinstance(per_head, Mapping) else {},
+        settings=_read_overrides(overrides or {}),
+        modalities=modalities or {},
+        lora=lora,
+    )
+    _check_rules(wishes)
     sites = _trainable_sites(model)
-    head_counts = per_head if isinstance(per_head, Mapping) else {}
-    _check_patterns(sites, settings, head_counts, modalities)
+    _check_patterns(sites, wishes)
+
     facts = survey(model)
     rows = []
-
     problems = []
     for places in sites.values():
-        role = _shared_role(places, facts, bool(per_head), head_counts)
-        if lora == "product" and role.name in _BOTH and matrix in SPECTRAL_RULES:
-            role = _product_role(role, places[0].name)
+        role, rule = _decide(places, facts, wishes)
+        pattern = _first_match(places, wishes.settings)
+        chosen = wishes.settings.get(pattern, {}) if pattern else {}
 
-        lora_aux = role.name.startswith("lora_") and role.name not in _LORA_CHOICES[lora]
-        if lora_aux or not (role.is_matrix or role.name == "unknown"):
-            rule = aux
-        else:
-            below = [prefix for prefix in modalities if _is_below(places[0].name, prefix)]
-            rule = modalities[max(below, key=len)] if below else matrix
-
-        if rule not in SPECTRAL_RULES and role.name != "unknown":
-            role = replace(role, unclear="")  # only a spectral rule needs the view
-
-        pattern = _first_match(places, settings)
-        chosen = settings.get(pattern, {}) if pattern else {}
         if role.unclear and not {"rule", "view"} & set(chosen):
             problems.append(role.unclear)
         else:
-            rows.append(
-                _make_row(
-                    places,
-                    role,
-                    rule,
-                    pattern,
-                    chosen,
-                )
-            )
+            rows.append(_make_row(places, role, rule, pattern, chosen))
 
     if problems:
-        more = f" ({len(problems) - 1} more parameters are unclear)" if len(problems) > 1 else ""
+        others = len(problems) - 1
+        more = f" ({others} more parameters are unclear)" if others else ""
         raise ValueError(problems[0] + more)
 
+    if wishes.per_head:
+        _check_heads(rows)
+
+    return RoutingTable(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wishes:
+    """The arguments of `route`, read."""
+
+    matrix: str
+    aux: str
+    per_head: bool
+    head_counts: Mapping[str, int]  # glob pattern -> number of heads
+    settings: Settings
+    modalities: Mapping[str, str]
+    lora: str
+
+
+def _read_overrides(overrides: Mapping[str, Override]) -> Settings:
+    settings: Settings = {}
+    for pattern, value in overrides.items():
+        settings[pattern] = {"rule": value} if isinstance(value, str) else dict(value)
+
+    return settings
+
+
+def _decide(places: list[ModuleSite], facts: ModelFacts, wishes: _Wishes) -> tuple[Role, str]:
+    """What a parameter is, and the rule that follows from it; overrides come later."""
+    role = _shared_role(places, facts, wishes)
+    if wishes.lora == "product" and role.name in _BOTH and wishes.matrix in SPECTRAL_RULES:
+        role = _product_role(role, places[0].name)
+
+    rule = _rule_of(role, places[0].name, wishes)
+    if rule not in SPECTRAL_RULES and role.name != "unknown":
+        role = replace(role, unclear="")  # only a spectral rule needs the view
+
+    return role, rule
+
+
+def _rule_of(role: Role, name: str, wishes: _Wishes) -> str:
+    if role.name.startswith("lora_") and role.name not in _LORA_CHOICES[wishes.lora]:
+        return wishes.aux
+    if not role.is_matrix and role.name != "unknown":
+        return wishes.aux
+
+    below = [prefix for prefix in wishes.modalities if _is_below(name, prefix)]
+    return wishes.modalities[max(below, key=len)] if below else wishes.matrix
+
+
+def _check_heads(rows: list[Row]) -> None:
+    """Refuse `per_head` where no filtered matrix has heads."""
     spectral = [row.role for row in rows if row.rule in SPECTRAL_RULES]
-    if per_head and spectral and not any(r.startswith(("attention", "lora_")) for r in spectral):
+    if spectral and not any(role.startswith(("attention", "lora_")) for role in spectral):
         raise ValueError(
             "per_head: no attention projection among the filtered matrices; pass per_head=False, "
             "or the views: overrides={'*.my_query.weight': {'view': 'rows:NUM_HEADS'}}"
         )
 
-    return RoutingTable(rows)
 
+def _check_rules(wishes: _Wishes) -> None:
+    rules = {"matrix": wishes.matrix}
+    for prefix, rule in wishes.modalities.items():
+        rules[f"modalities[{prefix!r}]"] = rule
 
-def _check_rules(
-    matrix: str, aux: str, lora: str, modalities: Mapping[str, str], settings: Settings
-) -> None:
-    rules = {"matrix": matrix}
-    rules |= {f"modalities[{prefix!r}]": rule for prefix, rule in modalities.items()}
-
-    for pattern, keys in settings.items():
+    for pattern, keys in wishes.settings.items():
         unknown = set(keys) - {"rule", "view", "lr_scale"}
         if unknown:
             raise ValueError(
@@ -148,10 +180,10 @@ def _check_rules(
         if rule not in all_rules():
             raise ValueError(f"{where} is {rule!r}; use one of {', '.join(all_rules())}")
 
-    if aux not in AUXILIARY_RULES:
-        raise ValueError(f"aux is {aux!r}; use one of {', '.join(AUXILIARY_RULES)}")
-    if lora not in _LORA_CHOICES:
-        raise ValueError(f"lora is {lora!r}; use one of {', '.join(_LORA_CHOICES)}")
+    if wishes.aux not in AUXILIARY_RULES:
+        raise ValueError(f"aux is {wishes.aux!r}; use one of {', '.join(AUXILIARY_RULES)}")
+    if wishes.lora not in _LORA_CHOICES:
+        raise ValueError(f"lora is {wishes.lora!r}; use one of {', '.join(_LORA_CHOICES)}")
 
 
 def _trainable_sites(model: nn.Module) -> Sites:
@@ -176,14 +208,13 @@ def _trainable_sites(model: nn.Module) -> Sites:
     return sites
 
 
-def _shared_role(
-    places: list[ModuleSite], facts: ModelFacts, per_head: bool, head_counts: Mapping[str, int]
-) -> Role:
+def _shared_role(places: list[ModuleSite], facts: ModelFacts, wishes: _Wishes) -> Role:
     """One role per parameter, tied or not: embedding and head win over every other role."""
     roles = []
     for site in places:
-        counts = (n for glob, n in head_counts.items() if fnmatchcase(site.name, glob))
-        roles.append(role_of(site, facts, per_head=per_head, num_heads=next(counts, None)))
+        counts = (n for glob, n in wishes.head_counts.items() if fnmatchcase(site.name, glob))
+        num_heads = next(counts, None)
+        roles.append(role_of(site, facts, per_head=wishes.per_head, num_heads=num_heads))
 
     for name in ("embedding", "head"):
         for role in roles:
@@ -215,38 +246,41 @@ def _product_role(role: Role, name: str) -> Role:
 def _make_row(
     places: list[ModuleSite], role: Role, rule: str, pattern: str | None, chosen: dict[str, object]
 ) -> Row:
-    name = places[0].name
-    shape = places[0].shape
-    reason = role.reason
+    site = places[0]
     rule = str(chosen.get("rule", rule))
-    view = str(chosen.get("view", role.view))
+    view = "whole"
+    if rule in SPECTRAL_RULES:
+        view = str(chosen.get("view", role.view))
+        _check_view(site, rule, view)
 
+    reason = role.reason
     if pattern is not None:
         reason = f"override '{pattern}'" + (" of an unclear role" if role.unclear else "")
 
-    if rule not in SPECTRAL_RULES:
-        view = "whole"
-    elif len(shape) < 2:
-        raise ValueError(f"{name} of shape {shape} is no matrix for {rule}: use 'adamw' or 'sgd'")
-    elif not view.startswith("product"):  # that is the view of B A, not of this tensor
-        try:
-            View.parse(view).windows(torch.empty(shape, device="meta"))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-
-    scale = float(chosen.get("lr_scale", 1.0))  # type: ignore[arg-type]
-    aliases = tuple(site.name for site in places[1:])
-
     return Row(
-        name,
-        shape,
-        role.name,
-        rule,
-        view,
-        scale,
-        reason,
-        aliases,
+        name=site.name,
+        shape=site.shape,
+        role=role.name,
+        rule=rule,
+        view=view,
+        lr_scale=float(chosen.get("lr_scale", 1.0)),  # type: ignore[arg-type]
+        reason=reason,
+        aliases=tuple(other.name for other in places[1:]),
     )
+
+
+def _check_view(site: ModuleSite, rule: str, view: str) -> None:
+    if len(site.shape) < 2:
+        raise ValueError(
+            f"{site.name} of shape {site.shape} is no matrix for {rule}: use 'adamw' or 'sgd'"
+        )
+    if view.startswith("product"):  # the view of B A, not of this tensor
+        return
+
+    try:
+        View.parse(view).windows(torch.empty(site.shape, device="meta"))
+    except ValueError as error:
+        raise ValueError(f"{site.name}: {error}") from error
 
 
 def _first_match(places: list[ModuleSite], patterns: Iterable[str]) -> str | None:
@@ -254,30 +288,35 @@ def _first_match(places: list[ModuleSite], patterns: Iterable[str]) -> str | Non
     return next((p for p in patterns if any(fnmatchcase(n, p) for n in names)), None)
 
 
-def _check_patterns(
-    sites: Sites, settings: Settings, head_counts: Mapping[str, int], modalities: Mapping[str, str]
-) -> None:
+def _check_patterns(sites: Sites, wishes: _Wishes) -> None:
     """Every pattern and prefix must match something, and every override have an effect."""
     names = [site.name for places in sites.values() for site in places]
-    for argument, patterns in (("overrides", settings), ("per_head", head_counts)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                near = get_close_matches(pattern, names, n=3, cutoff=0.0)
-                raise ValueError(
-                    f"{argument}[{pattern!r}] matches no trainable parameter (globs match the "
-                    f"whole name, so start with '*'); the nearest names are {', '.join(near)}"
-                )
+    _check_globs("overrides", wishes.settings, names)
+    _check_globs("per_head", wishes.head_counts, names)
 
-    winners = {_first_match(places, settings) for places in sites.values()}
-    for pattern in settings:
+    winners = {_first_match(places, wishes.settings) for places in sites.values()}
+    for pattern in wishes.settings:
         if pattern not in winners:
             raise ValueError(
                 f"overrides[{pattern!r}] has no effect: earlier patterns match all of its "
                 "parameters; put the narrower pattern first"
             )
 
-    names = [places[0].name for places in sites.values()]
-    for prefix in modalities:
+    _check_prefixes(wishes.modalities, [places[0].name for places in sites.values()])
+
+
+def _check_globs(argument: str, patterns: Iterable[str], names: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, n=3, cutoff=0.0)
+            raise ValueError(
+                f"{argument}[{pattern!r}] matches no trainable parameter (globs match the "
+                f"whole name, so start with '*'); the nearest names are {', '.join(near)}"
+            )
+
+
+def _check_prefixes(prefixes: Iterable[str], names: list[str]) -> None:
+    for prefix in prefixes:
         if not any(_is_below(name, prefix) for name in names):
             parents = sorted({name.rpartition(".")[0] for name in names})
             near = get_close_matches(prefix, parents, n=3, cutoff=0.0)

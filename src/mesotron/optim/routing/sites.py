@@ -93,21 +93,8 @@ def walk(
     """Every (module, parameter) pair of a model; tied parameters once per name. `chain` holds the
     modules above and `module` itself."""
     chain = chain or (module,)
-
-    def site(name: str, leaf: str, param: nn.Parameter) -> ModuleSite:
-        return ModuleSite(
-            prefix + name,
-            tuple(param.shape),
-            leaf,
-            param,
-            module,
-            path,
-            chain,
-        )
-
-    for leaf, param in module._parameters.items():
-        if param is not None:
-            yield site(leaf, leaf, param)
+    own = ((leaf, leaf, param) for leaf, param in module._parameters.items())
+    yield from _sites(own, prefix, path, chain)
 
     for name, child in module._modules.items():
         if child is None:
@@ -115,12 +102,7 @@ def walk(
 
         below = f"{prefix}{name}."
         if name == "parametrizations":
-            # `parametrizations.weight.original` is still this module's weight.
-            for leaf, originals in child._modules.items():
-                for part, param in originals._parameters.items() if originals is not None else ():
-                    if param is not None:
-                        plain = leaf if part == "original" else f"{leaf}.{part}"
-                        yield site(f"{name}.{leaf}.{part}", plain, param)
+            yield from _sites(_originals(child), below, path, chain)
         elif name == "modules_to_save" and isinstance(child, nn.ModuleDict):
             for adapter, copy in child.items():  # a trained copy has its original's role
                 yield from walk(copy, f"{below}{adapter}.", path, (*chain[:-1], copy))
@@ -128,3 +110,34 @@ def walk(
             yield from walk(child, below, path, (*chain[:-1], child))
         else:
             yield from walk(child, below, (*path, name), (*chain, child))
+
+
+def _sites(
+    parameters: Iterable[tuple[str, str, nn.Parameter | None]],
+    prefix: str,
+    path: tuple[str, ...],
+    chain: tuple[nn.Module, ...],
+) -> Iterator[ModuleSite]:
+    """The sites of the last module of a chain, from attributes, names and parameters."""
+    for leaf, name, param in parameters:
+        if param is not None:
+            yield ModuleSite(
+                name=prefix + name,
+                shape=tuple(param.shape),
+                leaf=leaf,
+                param=param,
+                owner=chain[-1],
+                path=path,
+                modules=chain,
+            )
+
+
+def _originals(parametrizations: nn.Module) -> Iterator[tuple[str, str, nn.Parameter | None]]:
+    """`parametrizations.weight.original` is still its module's weight."""
+    for leaf, originals in parametrizations._modules.items():
+        if originals is None:
+            continue
+
+        for part, param in originals._parameters.items():
+            plain = leaf if part == "original" else f"{leaf}.{part}"
+            yield plain, f"{leaf}.{part}", param
