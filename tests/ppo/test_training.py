@@ -20,6 +20,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.resume import settings_to_resume
 from mesotron.watch.command import run as watch_run
+from mesotron.watch.diagnosis import diagnose_run
 from mesotron.watch.log import read_log
 
 TINY = SnakeConfig(
@@ -105,7 +106,7 @@ def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
 
     # Runs side by side are never stopped.
     assert (watch.stopped_by is not None) == (guard == "stop" and seeds == 1)
-    assert watch.monitor.diagnosis().condition not in ("healthy", None)
+    assert diagnose_run(watch.monitor).condition not in ("healthy", None)
 
 
 def test_guard_reports_a_mismatch_once(folder):

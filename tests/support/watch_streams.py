@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from mesotron.watch.diagnosis import Diagnosis
-from mesotron.watch.guard import Monitor
+from mesotron.watch.diagnosis import Diagnosis, diagnose_run
+from mesotron.watch.engine import Monitor
 
 Row = dict[str, float]
 STEPS = 130
@@ -94,7 +94,7 @@ def constant(rows: list[Row], **values: float) -> list[Row]:
 def diagnosis_of(rows: list[Row]) -> Diagnosis:
     monitor = Monitor()
     monitor.replay(rows, ())
-    return monitor.diagnosis()
+    return diagnose_run(monitor)
 
 
 LOST = {"reward": 0.05, "facts/correct": 0.03}

@@ -13,14 +13,13 @@ from mesotron import cli
 from mesotron.runs import RunFolder
 from mesotron.watch import Action, Event
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP
+from mesotron.watch.engine import Monitor, merge_history
 from mesotron.watch.events import ACTION_KEY
 from mesotron.watch.guard import (
     SMALLEST,
-    Monitor,
     choose_checkpoint,
     choose_event,
     lr_factor,
-    merge_history,
     prescribe,
     why_give_up,
 )

@@ -26,6 +26,7 @@ from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.markdown import fill_template
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import resumed_settings
+from mesotron.watch.diagnosis import diagnose_run
 from mesotron.watch.guard import LoopWatch
 
 EVALUATION_SEED = 1_000_003  # far away from those users give to training
@@ -331,7 +332,7 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
 
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
-    diagnosis = session.guard.monitor.diagnosis()
+    diagnosis = diagnose_run(session.guard.monitor)
     result["condition"] = diagnosis.condition
     template = Path(__file__).with_name("report.txt.j2")
 

@@ -11,9 +11,8 @@ from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch import DETECTORS
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
-from mesotron.watch.engine import is_number
+from mesotron.watch.engine import Monitor, is_number, merge_history
 from mesotron.watch.events import Action, Event, Evidence
-from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.log import NO_STEPS, read_log
 from mesotron.watch.metrics import canonical, standard_row
 from mesotron.watch.names import Names

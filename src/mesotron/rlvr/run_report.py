@@ -15,7 +15,8 @@ from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import Row
 from mesotron.runs.folder import run_name
 from mesotron.runs.markdown import fill_template, make_table, training_table
-from mesotron.watch.guard import Monitor, merge_history
+from mesotron.watch.diagnosis import diagnose_run
+from mesotron.watch.engine import Monitor, merge_history
 
 PAIRS_SHOWN = 4
 CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
@@ -151,7 +152,7 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
 
     monitor = Monitor()
     monitor.replay(merge_history(rows, events), ())
-    result = monitor.diagnosis()
+    result = diagnose_run(monitor)
     advice = [result.diagnosis, result.remedy] if result.cause else []
     done = [action.sentence() for action in monitor.actions]
 

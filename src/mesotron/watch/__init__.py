@@ -6,6 +6,6 @@ Imports neither torch nor transformers; `mesotron.Watch`, in `callback`, is load
 from mesotron.watch.detectors import DETECTORS, Change, Detector
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Action, Event, Evidence
-from mesotron.watch.tracks import Symptom
+from mesotron.watch.symptoms import Symptom
 
 __all__ = ["DETECTORS", "Action", "Change", "Detector", "Engine", "Event", "Evidence", "Symptom"]

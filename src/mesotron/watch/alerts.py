@@ -30,12 +30,23 @@ from mesotron.watch.events import Event
 
 TIMEOUT = 10.0  # seconds for one request
 QUIET = 600.0  # seconds until the same finding is sent again
+HOUR = 3600
 MOST_PER_HOUR = 20
+MOST_QUEUED = 100
 SCHEMA = "mesotron.alert/1"
+STATES = {
+    "stop": "is dead",
+    "warn": "shows signs of trouble",
+    "clear": "has recovered",
+}
 COLORS = {"stop": 0xD62728, "warn": 0xFFBF00, "clear": 0x2CA02C}
 LEVELS = {"stop": "ERROR", "warn": "WARN", "clear": "INFO"}
 PRIORITIES = {"stop": "5", "warn": "4", "clear": "3"}
+WITH_ADDRESS = ("webhook", "slack", "discord", "ntfy")
+JSON = {"Content-Type": "application/json"}
 log = logging.getLogger("mesotron.watch")
+
+Payload = dict[str, Any]
 
 
 class Alerts:
@@ -57,17 +68,13 @@ class Alerts:
         self.clock = clock
         self._sent: dict[str, float] = {}  # finding -> when
         self._times: list[float] = []
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=100)
+        self._queue: queue.Queue[Payload | None] = queue.Queue(maxsize=MOST_QUEUED)
         self._thread: threading.Thread | None = None
 
     def send(self, event: Event) -> bool:
         """Queue an event and return at once; False if it was sent lately or too many were."""
         now = self.clock()
-        self._times = [at for at in self._times if now - at < 3600]
-        finding = f"{event.detector} {event.severity}"
-        recent = now - self._sent.get(finding, -QUIET) < QUIET
-        known = f"{event.detector} warn" in self._sent or f"{event.detector} stop" in self._sent
-        if recent or len(self._times) >= MOST_PER_HOUR or (event.severity == "clear" and not known):
+        if not self._is_due(event, now):
             return False
 
         try:
@@ -75,20 +82,36 @@ class Alerts:
         except queue.Full:
             return False
 
-        self._sent[finding] = now
+        self._sent[_finding(event)] = now
         self._times.append(now)
-
         if self._thread is None:
-            # trackio's active run belongs to the context of the training thread.
-            target = contextvars.copy_context().run
-            self._thread = threading.Thread(
-                target=target,
-                args=(self._work,),
-                daemon=True,
-            )
-            self._thread.start()
+            self._start()
 
         return True
+
+    def _is_due(self, event: Event, now: float) -> bool:
+        self._times = [at for at in self._times if now - at < HOUR]
+        if len(self._times) >= MOST_PER_HOUR:
+            return False
+
+        last = self._sent.get(_finding(event), -QUIET)
+        if now - last < QUIET:
+            return False
+        if event.severity != "clear":
+            return True
+
+        # The end of what was never sent is no news.
+        findings = (f"{event.detector} warn", f"{event.detector} stop")
+        return any(finding in self._sent for finding in findings)
+
+    def _start(self) -> None:
+        # trackio's active run belongs to the context of the training thread.
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._work,),
+            daemon=True,
+        )
+        self._thread.start()
 
     def close(self, timeout: float = TIMEOUT / 2) -> None:
         """Wait for what is queued, at most `timeout` seconds."""
@@ -102,36 +125,28 @@ class Alerts:
 
         self._thread = None
 
-    def payload(self, event: Event) -> dict[str, Any]:
+    def payload(self, event: Event) -> Payload:
         """An event as the JSON that webhooks and commands get."""
-        name = event.detector.replace("_", " ")
-        state = {
-            "stop": "is dead",
-            "warn": "shows signs of trouble",
-            "clear": "has recovered",
-        }
+        fields = asdict(event)
+        del fields["confidence"]
 
+        link = self._page()
         lost = self.price if event.severity == "stop" else None
-        link = self.link if "://" in self.link or Path(self.link).is_file() else ""
-        evidence = [item.text() for item in event.evidence]
 
-        lines = [
-            f"{event.diagnosis[:1].upper()}{event.diagnosis[1:]}.",
-            f"Step {event.step}; began at step {event.began}." if event.began is not None else "",
-            f"Evidence: {', '.join(evidence)}." if evidence else "",
-            f"Each further hour costs ${lost:.2f}." if lost else "",
-            f"What to do: {event.remedy}." if event.severity != "clear" else "",
-            link,
-        ]
         return {
             "schema": SCHEMA,
             "run": self.run,
-            "title": f"{self.run or 'The run'} {state[event.severity]}: {name}",
-            "text": "\n".join(line for line in lines if line),
-            **{key: value for key, value in asdict(event).items() if key != "confidence"},
+            "title": f"{self.run or 'The run'} {STATES[event.severity]}: {event.title}",
+            "text": _text_of(event, lost, link),
+            **fields,
             "dollars_per_hour": lost,
             "link": link or None,
         }
+
+    def _page(self) -> str:
+        """Address of the run's page, if it has one."""
+        is_there = "://" in self.link or Path(self.link).is_file()
+        return self.link if is_there else ""
 
     def _work(self) -> None:
         while (payload := self._queue.get()) is not None:
@@ -142,20 +157,46 @@ class Alerts:
                     channel.report(error)
 
 
+def _finding(event: Event) -> str:
+    return f"{event.detector} {event.severity}"
+
+
+def _text_of(event: Event, lost: float | None, link: str) -> str:
+    """What happened, line by line."""
+    lines = [f"{event.diagnosis[:1].upper()}{event.diagnosis[1:]}."]
+    if event.began is not None:
+        lines.append(f"Step {event.step}; began at step {event.began}.")
+    if event.evidence:
+        evidence = ", ".join(item.text() for item in event.evidence)
+        lines.append(f"Evidence: {evidence}.")
+    if lost:
+        lines.append(f"Each further hour costs ${lost:.2f}.")
+    if event.severity != "clear":
+        lines.append(f"What to do: {event.remedy}.")
+    if link:
+        lines.append(link)
+
+    return "\n".join(lines)
+
+
 class Channel:
+    """Where alerts go, as in "slack:$SLACK_URL"."""
+
     def __init__(self, text: str) -> None:
         self.kind, self.target = check_alert(text)
         self.failed = False
-
-        if self.kind in ("webhook", "slack", "discord", "ntfy"):
+        if self.kind in WITH_ADDRESS:
             self.url()  # a mistake shows at the start, not when the run is dying
 
     def url(self) -> str:
         """The address, from the environment; it must never be logged."""
         target = self.target
-        variable = re.fullmatch(r"\$\{?(\w+)\}?", self.target)
-        if variable and not (target := os.environ.get(variable[1], "")):
-            raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
+        variable = re.fullmatch(r"\$\{?(\w+)\}?", target)
+        if variable:
+            target = os.environ.get(variable[1], "")
+            if not target:
+                raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
+
         if self.kind == "ntfy" and re.fullmatch(r"[-\w]{1,64}", target, re.ASCII):
             return f"https://ntfy.sh/{target}"
         if not re.match(r"https?://[\w\[]", target, re.IGNORECASE):
@@ -163,67 +204,87 @@ class Channel:
 
         return target
 
-    def send(self, payload: dict[str, Any]) -> None:
-        if self.kind == "command":
-            text = json.dumps(payload)
-            subprocess.run(
-                shlex.split(self.target),
-                input=text,
-                text=True,
-                timeout=TIMEOUT,
-                check=True,
-                capture_output=True,
-            )
-        elif self.kind in ("wandb", "trackio"):
-            module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
-            if module is None or (self.kind == "wandb" and module.run is None):
-                raise LookupError(f"no run of {self.kind} is active in this process")
+    def send(self, payload: Payload) -> None:
+        senders = {
+            "command": self._send_to_program,
+            "wandb": self._send_to_tracker,
+            "trackio": self._send_to_tracker,
+            "ntfy": self._send_to_ntfy,
+            "slack": self._send_to_slack,
+            "discord": self._send_to_discord,
+            "webhook": self._post_json,
+        }
+        senders[self.kind](payload)
 
-            title = payload["title"][:63]
-            text = payload["text"]
+    def _send_to_program(self, payload: Payload) -> None:
+        subprocess.run(
+            shlex.split(self.target),
+            input=json.dumps(payload),
+            text=True,
+            timeout=TIMEOUT,
+            check=True,
+            capture_output=True,
+        )
 
-            level = LEVELS[payload["severity"]]
-            if self.kind == "trackio":
-                module.alert(title, text, level=module.AlertLevel(level.lower()))
-            else:
-                module.run.alert(title, text, level=level)
-        elif self.kind == "ntfy":
-            title = re.sub(r"[^ -~]", "?", payload["title"])[:200]  # a header is ASCII
-            priority = PRIORITIES[payload["severity"]]
-            headers = {
-                "Title": title,
-                "Tags": "rotating_light",
-                "Priority": priority,
-            }
+    def _send_to_tracker(self, payload: Payload) -> None:
+        module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
+        if module is None or (self.kind == "wandb" and module.run is None):
+            raise LookupError(f"no run of {self.kind} is active in this process")
 
-            self._post(payload["text"].encode(), headers)
+        title = payload["title"][:63]
+        level = LEVELS[payload["severity"]]
+        if self.kind == "trackio":
+            module.alert(title, payload["text"], level=module.AlertLevel(level.lower()))
         else:
-            body = payload
-            if self.kind == "slack":
-                title, text = (html.escape(payload[k], quote=False) for k in ("title", "text"))
-                shown = {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}
-                body = {"text": title[:300], "blocks": [{"type": "section", "text": shown}]}
-            elif self.kind == "discord":
-                embed = {
-                    "title": payload["title"][:250],
-                    "description": payload["text"][:4000],
-                    "color": COLORS[payload["severity"]],
-                }
-                body = {"embeds": [embed], "allowed_mentions": {"parse": []}}
+            module.run.alert(title, payload["text"], level=level)
 
-            self._post(json.dumps(body).encode(), {"Content-Type": "application/json"})
+    def _send_to_ntfy(self, payload: Payload) -> None:
+        title = re.sub(r"[^ -~]", "?", payload["title"])  # a header is ASCII
+        headers = {
+            "Title": title[:200],
+            "Tags": "rotating_light",
+            "Priority": PRIORITIES[payload["severity"]],
+        }
+        self._post(payload["text"].encode(), headers)
+
+    def _send_to_slack(self, payload: Payload) -> None:
+        title = html.escape(payload["title"], quote=False)
+        text = html.escape(payload["text"], quote=False)
+        shown = {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}
+        blocks = [{"type": "section", "text": shown}]
+
+        self._post_json({"text": title[:300], "blocks": blocks})
+
+    def _send_to_discord(self, payload: Payload) -> None:
+        embed = {
+            "title": payload["title"][:250],
+            "description": payload["text"][:4000],
+            "color": COLORS[payload["severity"]],
+        }
+        self._post_json({"embeds": [embed], "allowed_mentions": {"parse": []}})
 
     def report(self, error: Exception) -> None:
         """Log the first failure; its text may contain the address, so it is left out."""
         if not self.failed:
-            code = f" {error.code}" if isinstance(error, urllib.error.HTTPError) else ""
-            why = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}{code}"
-            log.warning(f"an alert to {self.kind} was not sent: {why}")
-
+            log.warning(f"an alert to {self.kind} was not sent: {_reason(error)}")
         self.failed = True
+
+    def _post_json(self, body: Payload) -> None:
+        self._post(json.dumps(body).encode(), JSON)
 
     def _post(self, data: bytes, headers: dict[str, str]) -> None:
         headers = {"User-Agent": "mesotron"} | headers
         request = urllib.request.Request(self.url(), data, headers, method="POST")
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             response.read(1000)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, LookupError):
+        return str(error)
+
+    name = type(error).__name__
+    if isinstance(error, urllib.error.HTTPError):
+        return f"{name} {error.code}"
+
+    return name

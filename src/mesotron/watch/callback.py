@@ -21,14 +21,14 @@ from mesotron.watch import guard as decide
 from mesotron.watch import settings as live
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import SMALLER_STEP, Change, Detector, load_detectors, with_own
-from mesotron.watch.diagnosis import Diagnosis
-from mesotron.watch.engine import Engine, is_number
+from mesotron.watch.diagnosis import Diagnosis, diagnose_run
+from mesotron.watch.engine import Engine, Monitor, is_number
 from mesotron.watch.events import ACTION_KEY, Action, Event
-from mesotron.watch.guard import Monitor
 from mesotron.watch.rows import Row
 from mesotron.watch.settings import Settings
 
 GUARDS = get_args(GuardName)
+ACTING = ("stop", "rollback")
 log = logging.getLogger("mesotron.watch")
 
 
@@ -73,9 +73,10 @@ class Watch(TrainerCallback):
     ) -> None:
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
-
         if guard == "rollback":
             live.check_rollback(trainer, tries)
+        if isinstance(detectors, Path | str):
+            detectors = load_detectors(Path(detectors))
 
         self.guard = guard
         self.settings = settings
@@ -83,33 +84,18 @@ class Watch(TrainerCallback):
         self.trainer = trainer
         self.tries = tries
         self.more = more or {}
-
-        if isinstance(detectors, Path | str):
-            detectors = load_detectors(Path(detectors))
-
         self.precision = precision
         self.detectors = with_own(detectors)
-        name = ""
-
-        page = ""
-        if self.run is not None:
-            name = self.run.path.name
-            page = str(self.run.path.resolve() / "report.html")
-
-        self.alerts = Alerts(
-            alerts,
-            run=name,
-            link=page,
-            price=price,
-        )
-
+        self.alerts = alerts_of(self.run, alerts, price)
         self._restart()
 
     def _restart(self) -> None:
         self.monitor = Monitor(self.settings, self.detectors)
-        self._saved: list[int] = []
+        self._saved: list[int] = []  # steps of the checkpoints
         self.stopped_by: Event | None = None
-        self._pending: list[Event] = []
+        self._pending: list[Event] = []  # since the last training row
+
+    # What it knows
 
     @property
     def engine(self) -> Engine:
@@ -127,44 +113,52 @@ class Watch(TrainerCallback):
 
     def state(self) -> str:
         """The state of the run so far in a few words, such as "warn: entropy collapse"."""
-        active = self.engine.active().items()
-        words = [f"{severity}: {name.replace('_', ' ')}" for name, severity in active]
-        rollbacks = f"{n} rollbacks" if (n := self.monitor.num_rollbacks) else ""
+        words = []
+        for name, severity in self.engine.active().items():
+            words.append(f"{severity}: {name.replace('_', ' ')}")
 
-        return ", ".join([*words, rollbacks] if rollbacks else words) or "healthy so far"
+        if self.monitor.num_rollbacks:
+            words.append(f"{self.monitor.num_rollbacks} rollbacks")
+
+        return ", ".join(words) or "healthy so far"
 
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
-        return self.monitor.diagnosis() if self.monitor.rows else None
+        return diagnose_run(self.monitor) if self.monitor.rows else None
+
+    @property
+    def last_healthy_checkpoint(self) -> int | None:
+        """Step of the last checkpoint from before everything harmful that is active."""
+        onset = self.engine.unhealthy_since()
+        if onset is None:
+            return max(self._saved, default=None)
+
+        healthy = [step for step in self._saved if step < max(onset, 1)]
+        return max(healthy, default=None)
+
+    # What the trainer calls
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
-        self.alerts.run = self.alerts.run or Path(getattr(args, "output_dir", "") or "").name
+        output = getattr(args, "output_dir", None) or ""
+        if not self.alerts.run:
+            self.alerts.run = Path(output).name
 
-        if state.global_step and self.guard != "off" and getattr(args, "output_dir", None):
-            complete = live.complete_checkpoints(Path(args.output_dir))
-            self._saved = sorted(step for step in complete if step <= state.global_step)
+        if state.global_step and self.guard != "off" and output:
+            self._saved = _checkpoints_until(state.global_step, Path(output))
 
-        self.monitor.replay(_history(state), self._saved if self.guard == "rollback" else ())
-        if self.guard in ("stop", "rollback") and state.is_world_process_zero:
-            for name, severity in self.engine.active().items():
-                if severity == "stop":
-                    name = name.replace("_", " ")
-                    log.warning(f"resumed after a stop for {name}: not stopped for that again")
+        checkpoints = self._saved if self.guard == "rollback" else ()
+        self.monitor.replay(_history(state), checkpoints)
+        if self.guard in ACTING and state.is_world_process_zero:
+            self._name_old_stops()
 
-        if self.guard != "rollback":
-            return
-
-        settings = self._settings()
-        for change in (change for action in self.actions for change in action.changes):
-            if not settings[change["field"]].in_checkpoint:
-                settings[change["field"]].write(change["new"])
-
-        if not state.global_step and self._saves:
-            # A run that fails before its first checkpoint can go back to its start.
-            self.trainer._save_checkpoint(self.trainer.model, trial=None)
-            self.monitor.save(0)
+        if self.guard == "rollback":
+            self._apply_earlier_remedies()
+            if not state.global_step and self._saves:
+                # A run that fails before its first checkpoint can go back to its start.
+                self.trainer._save_checkpoint(self.trainer.model, trial=None)
+                self.monitor.save(0)
 
     def on_log(
         self,
@@ -177,38 +171,28 @@ class Watch(TrainerCallback):
     ) -> None:
         """Take one row, report new events, and act on them if the guard is to."""
         logs = logs or {}
-        running = getattr(self.trainer, "_tr_loss", None)
-        if running is not None and not math.isfinite(logs.get("loss") or 0.0):
-            running.zero_()  # Transformers subtracts it from itself, and NaN - NaN stays NaN
+        self._clear_running_loss(logs)
 
-        new = self.monitor.update(_as_row(logs, state.global_step))
-        broken = self.guard in ("stop", "rollback") and has_broken_weights(model, logs)
-        if broken:  # with patience the next step would sample from them
-            stop = self.engine.force_stop("nonfinite")
-            new = [stop, *(event for event in new if event.detector != stop.detector)]
-            self.events.append(new[0])
+        events = self.monitor.update(_as_row(logs, state.global_step))
+        is_broken = self.guard in ACTING and has_broken_weights(model, logs)
+        if is_broken:  # with patience the next step would sample from them
+            events = self._stop_for_weights(events)
 
         if state.is_world_process_zero:
-            for event in new:
+            for event in events:
                 self._report(event)
 
-        self._pending += new
+        self._pending += events
         self._protect(args, state)
-
         if "train_runtime" in logs and self._saved and self.stopped_by is None:
             # With a limit of one checkpoint Transformers now removes all but the best.
             self._name_best(args, state, max(self._saved))
 
-        if "loss" not in logs:  # an evaluation; every process gets here with a training row
-            return
-
-        event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
-        self._pending = []
-
-        if self.guard == "stop":
-            self._stop(broadcast(event), control, can_save=not broken)
-        elif self.guard == "rollback":
-            self._roll_back(broadcast(event), state, control, can_save=not broken)
+        # Not after an evaluation: every process gets here with a training row.
+        if "loss" in logs and self.guard in ACTING:
+            self._act(state, control, can_save=not is_broken)
+        if "loss" in logs:
+            self._pending = []
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
@@ -225,21 +209,57 @@ class Watch(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Log the diagnosis: one line if the run is healthy."""
-        found = self.diagnosis()
-        if found and state.is_world_process_zero and self.guard != "off":
-            log.warning("; ".join([found.text(), *found.explanation()[: 2 * bool(found.cause)]]))
+        diagnosis = self.diagnosis()
+        if diagnosis and state.is_world_process_zero and self.guard != "off":
+            lines = [diagnosis.text()]
+            if diagnosis.cause:
+                lines += diagnosis.explanation()[:2]
+            log.warning("; ".join(lines))
+
         self.alerts.close()
 
-    @property
-    def last_healthy_checkpoint(self) -> int | None:
-        """Step of the last checkpoint from before everything harmful that is active."""
-        onset = self.engine.unhealthy_since()
-        healthy = (step for step in self._saved if onset is None or step < max(onset, 1))
-        return max(healthy, default=None)
+    # On resume
+
+    def _name_old_stops(self) -> None:
+        for name, severity in self.engine.active().items():
+            if severity == "stop":
+                title = name.replace("_", " ")
+                log.warning(f"resumed after a stop for {title}: not stopped for that again")
+
+    def _apply_earlier_remedies(self) -> None:
+        settings = self._settings()
+        for action in self.actions:
+            for change in action.changes:
+                setting = settings[change["field"]]
+                if not setting.in_checkpoint:
+                    setting.write(change["new"])
+
+    # On a row
+
+    def _clear_running_loss(self, logs: Mapping[str, Any]) -> None:
+        """Transformers subtracts the running loss from itself, and NaN - NaN stays NaN."""
+        running = getattr(self.trainer, "_tr_loss", None)
+        if running is not None and not math.isfinite(logs.get("loss") or 0.0):
+            running.zero_()
+
+    def _stop_for_weights(self, events: list[Event]) -> list[Event]:
+        """The events with a stop for weights that are not finite in place of its warning."""
+        stop = self.engine.force_stop("nonfinite")
+        self.events.append(stop)
+        return [stop, *(event for event in events if event.detector != stop.detector)]
+
+    def _report(self, item: Event | Action) -> None:
+        if self.run is not None:
+            self.run.append("events", item.record())
+        if self.guard != "off":
+            log.warning(item.sentence())
+        if isinstance(item, Event) and self.alerts.channels:
+            self.alerts.send(item)
 
     def _protect(self, args: Any, state: TrainerState) -> None:
         """Let `save_total_limit` keep the last healthy checkpoint, as it keeps the best one."""
-        if (step := self.last_healthy_checkpoint) is not None:
+        step = self.last_healthy_checkpoint
+        if step is not None:
             self._name_best(args, state, step)
 
     def _name_best(self, args: Any, state: TrainerState, step: int) -> None:
@@ -248,74 +268,65 @@ class Watch(TrainerCallback):
         if args.save_total_limit:
             state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{step}")
 
-    def _stop(self, event: Event | None, control: TrainerControl, can_save: bool) -> None:
-        if event is not None and self.stopped_by is None:
+    # The guard
+
+    def _act(self, state: TrainerState, control: TrainerControl, can_save: bool) -> None:
+        """Act on what was found since the last training row; all processes alike."""
+        event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
+        event = broadcast(event)
+        if event is None:
+            return
+
+        if self.guard == "stop":
+            self._stop(event, control, can_save)
+        else:
+            self._roll_back(event, state, control, can_save)
+
+    def _stop(self, event: Event, control: TrainerControl, can_save: bool) -> None:
+        if self.stopped_by is None:
             self.stopped_by = event
             control.should_training_stop = True
             control.should_save = can_save
 
     def _roll_back(
-        self, event: Event | None, state: TrainerState, control: TrainerControl, can_save: bool
+        self, event: Event, state: TrainerState, control: TrainerControl, can_save: bool
     ) -> None:
         """Roll back and continue, or stop; the action is kept where a resumed run finds it."""
-        if event is None:
-            return
-
         # Only the first process verifies the checkpoints.
-        checkpoint, why = broadcast(self._choose(event) if state.is_world_process_zero else None)
-        attempt = self.monitor.num_rollbacks
+        choice = self._choose(event) if state.is_world_process_zero else None
+        checkpoint, why = broadcast(choice)
+
+        evidence = tuple(asdict(item) for item in event.evidence)
         if why:
-            done: dict[str, Any] = {
-                "action": "stop",
-                "attempt": attempt,
-                "reason": why,
-            }
+            action = Action(
+                step=event.step,
+                detector=event.detector,
+                evidence=evidence,
+                action="stop",
+                attempt=self.monitor.num_rollbacks,
+                reason=why,
+            )
             self._stop(event, control, can_save and self._saves)
         else:
             live.roll_back(self.trainer, self._root / f"checkpoint-{checkpoint}")
-            smaller = self._smaller_step(event, state, attempt + 1)
-            wanted = [Change(**change) for change in event.changes]
-            remedy = decide.prescribe(wanted, attempt + 1, smaller)
-            changes, refused = live.apply(remedy, self._settings(), smaller)
-            reason = f"{event.detector.replace('_', ' ')} began at step {event.began}"
-
-            done = {
-                "action": "rollback",
-                "attempt": attempt + 1,
-                "reason": reason,
-                "checkpoint": checkpoint,
-                "changes": changes,
-                "refused": refused,
-            }
-
+            changes, refused = self._apply_remedy(event, state)
+            action = Action(
+                step=event.step,
+                detector=event.detector,
+                evidence=evidence,
+                action="rollback",
+                attempt=self.monitor.num_rollbacks + 1,
+                reason=f"{event.title} began at step {event.began}",
+                checkpoint=checkpoint,
+                changes=changes,
+                refused=refused,
+            )
             control.should_save = True  # a run killed from now on resumes from here
 
-        evidence = tuple(asdict(item) for item in event.evidence)
-        action = Action(
-            step=event.step,
-            detector=event.detector,
-            evidence=evidence,
-            **done,
-        )
-
-        self.monitor.add_action(action)
-        entry: Any = {"step": state.global_step, ACTION_KEY: action.record()}
-        state.log_history.append(entry)
-
-        if state.is_world_process_zero:
-            self._report(action)
-
-    def _smaller_step(self, event: Event, state: TrainerState, number: int) -> Change:
-        """The step size at which the rest of the run moves half as far as what led to failure."""
-        first = max((act.step for act in self.actions if act.action == "rollback"), default=0)
-        now = state.global_step
-        last = state.max_steps
-        steps = (now if event.began is None else event.began) - first
-        rise = live.schedule_rise(self.trainer, first, now, last)
-
-        return replace(SMALLER_STEP, value=decide.lr_factor(steps, last - now, rise, number))
+        self._keep(action, state)
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
+        """The checkpoint to go back to, or why there is none."""
         complete = live.complete_checkpoints(self._root)
         checkpoint = decide.choose_checkpoint(self.monitor, event, complete)
         why = decide.why_give_up(
@@ -328,6 +339,33 @@ class Watch(TrainerCallback):
 
         return checkpoint, why
 
+    def _apply_remedy(self, event: Event, state: TrainerState) -> tuple[live.Records, live.Records]:
+        """Change the trainer's settings; returns the changes and refusals."""
+        number = self.monitor.num_rollbacks + 1
+        smaller = self._smaller_step(event, state, number)
+        wanted = [Change(**change) for change in event.changes]
+        remedy = decide.prescribe(wanted, number, smaller)
+
+        return live.apply(remedy, self._settings(), smaller)
+
+    def _smaller_step(self, event: Event, state: TrainerState, number: int) -> Change:
+        """The step size at which the rest of the run moves half as far as what led to failure."""
+        first = max((action.step for action in self.actions if action.is_rollback), default=0)
+        now = state.global_step
+        last = state.max_steps
+        began = now if event.began is None else event.began
+
+        rise = live.schedule_rise(self.trainer, first, now, last)
+        factor = decide.lr_factor(began - first, last - now, rise, number)
+        return replace(SMALLER_STEP, value=factor)
+
+    def _keep(self, action: Action, state: TrainerState) -> None:
+        self.monitor.add_action(action)
+        entry: Any = {"step": state.global_step, ACTION_KEY: action.record()}
+        state.log_history.append(entry)
+        if state.is_world_process_zero:
+            self._report(action)
+
     def _settings(self) -> Settings:
         return live.settings_of(self.trainer) | self.more
 
@@ -339,28 +377,34 @@ class Watch(TrainerCallback):
     def _root(self) -> Path:
         return Path(self.trainer.args.output_dir)
 
-    def _report(self, item: Event | Action) -> None:
-        if self.run is not None:
-            self.run.append("events", item.record())
 
-        if self.guard != "off":
-            log.warning(item.sentence())
+def alerts_of(run: RunFolder | None, channels: Sequence[str], price: float | None) -> Alerts:
+    """The alerts of a run, with its name and the page of its report."""
+    if run is None:
+        return Alerts(channels, price=price)
 
-        if isinstance(item, Event) and self.alerts.channels:
-            self.alerts.send(item)
+    page = run.path.resolve() / "report.html"
+    return Alerts(
+        channels,
+        run=run.path.name,
+        link=str(page),
+        price=price,
+    )
 
 
 def has_broken_weights(model: torch.nn.Module | None, logs: Mapping[str, Any]) -> bool:
     """Whether a weight of any process is not finite; checked only if loss or gradient is not."""
-    finite = all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm"))
-    if model is None or finite:
+    is_finite = all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm"))
+    if model is None or is_finite:
         return False
 
-    params = [p.detach() for p in model.parameters() if p.requires_grad]
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
-    broken = not all(bool(w.isfinite().all()) for w in local)
-
+    broken = any(_is_broken(p.detach()) for p in model.parameters() if p.requires_grad)
     return any(gather_object([broken]))  # each process sees its own shard
+
+
+def _is_broken(weight: torch.Tensor) -> bool:
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return not bool(local.isfinite().all())
 
 
 def broadcast(decision: Any) -> Any:
@@ -369,10 +413,19 @@ def broadcast(decision: Any) -> Any:
 
 
 def _as_row(logs: Mapping[str, Any], step: int) -> Row:
-    return {key: float(x) for key, x in logs.items() if is_number(x)} | {"step": float(step)}
+    numbers = {key: float(x) for key, x in logs.items() if is_number(x)}
+    return numbers | {"step": float(step)}
+
+
+def _checkpoints_until(step: int, folder: Path) -> list[int]:
+    complete = live.complete_checkpoints(folder)
+    return sorted(each for each in complete if each <= step)
 
 
 def _history(state: TrainerState) -> Iterator[Row | Action]:
     for row in state.log_history:
         record: Any = row.get(ACTION_KEY)
-        yield Action.from_record(record) if record else _as_row(row, int(row.get("step", 0)))
+        if record:
+            yield Action.from_record(record)
+        else:
+            yield _as_row(row, int(row.get("step", 0)))

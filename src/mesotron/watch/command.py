@@ -1,4 +1,13 @@
-"""`mesotron watch PATH`: diagnose a log or a folder of runs, or follow a live run."""
+"""`mesotron watch PATH`: diagnose a log or a folder of runs, or follow a live run.
+
+One log goes this way:
+
+    runs = find_runs(path)                 find: which format, which files
+    log = read_log(run)                    log: rows of numbers in the order of their steps
+    watcher.update(log.rows)               metrics: our names; engine: what is wrong, row by row
+    diagnosis = watcher.diagnosis(log)     diagnosis: what happened, when, why, and what to do
+    show(diagnosis)
+"""
 
 import json
 import math
@@ -16,10 +25,10 @@ from mesotron.runs.console import SafeConsole
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
-from mesotron.watch.diagnosis import Diagnosis
+from mesotron.watch.diagnosis import Diagnosis, diagnose_run
+from mesotron.watch.engine import Monitor, merge_history
 from mesotron.watch.events import Event
 from mesotron.watch.find import find_runs
-from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.log import Log, Stream, read_log
 from mesotron.watch.metrics import canonical, is_known, own_name, sources, suggest_names
 from mesotron.watch.names import Names, remember_names
@@ -52,12 +61,11 @@ def run(config: WatchConfig) -> int:
         print(explain(config.explain, own_detectors(config)))
         return 0
 
-    quiet = config.json and not config.follow
     console = SafeConsole(
         highlight=False,
         soft_wrap=True,
         stderr=config.json,
-        quiet=quiet,
+        quiet=config.json and not config.follow,
     )
 
     notes: list[str] = []
@@ -65,23 +73,11 @@ def run(config: WatchConfig) -> int:
     if config.alerts and len(runs) > 1:
         raise ValueError(f"--alerts needs one run of {config.path}, such as {runs[0]}")
 
-    path = config.path.resolve()
-    link = config.link or str(path / "report.html")
-
-    alerts = Alerts(
-        config.alerts,
-        run=path.name,
-        link=link,
-        price=config.price,
-    )
-    try:
-        if len(runs) > 1:
-            results, record = watch_many(config, runs, console)
-        else:
-            results = [watch_one(config, runs[0], console, alerts)]
-            record = results[0].record()
-    finally:
-        alerts.close()
+    if len(runs) > 1:
+        results, record = watch_many(config, runs, console)
+    else:
+        results = [watch_with_alerts(config, runs[0], console)]
+        record = results[0].record()
 
     for note in notes:
         console.print(f"note: {note}")
@@ -94,11 +90,20 @@ def run(config: WatchConfig) -> int:
         print(to_json(record), end="")
         return record["exit_code"]
 
-    return int(config.check and any(each.diagnosis.condition == "dead" for each in results))
+    is_dead = any(result.diagnosis.condition == "dead" for result in results)
+    return int(config.check and is_dead)
+
+
+def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
+    own = load_detectors(config.detectors) if config.detectors else ()
+    return with_own(own)
+
+
+# One log
 
 
 @dataclass(frozen=True)
-class Result:
+class WatchResult:
     log: Log
     diagnosis: Diagnosis
     names: set[str]  # in the log, ours added
@@ -122,70 +127,54 @@ class Result:
         } | self.diagnosis.record()
 
 
-def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts) -> Result:
+def watch_with_alerts(config: WatchConfig, path: Path, console: Console) -> WatchResult:
+    folder = config.path.resolve()
+    alerts = Alerts(
+        config.alerts,
+        run=folder.name,
+        link=config.link or str(folder / "report.html"),
+        price=config.price,
+    )
+    try:
+        return watch_one(config, path, console, alerts)
+    finally:
+        alerts.close()
+
+
+def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts) -> WatchResult:
+    """Read a log, judge it and print the diagnosis."""
     names = Names(path, config.rename)
     events = path / "events.jsonl"
-    detectors = own_detectors(config)
+    watcher = Watcher(
+        config.settings,
+        names,
+        events if events.is_file() else None,
+        own_detectors(config),
+    )
 
-    watcher = Watcher(config.settings, names, events if events.is_file() else None, detectors)
     if config.follow:
-        log = follow(config, watcher, console, alerts)
+        log = Follower(config, watcher, console, alerts).run()
+        diagnosis = watcher.diagnosis(log)
     else:
         log = read_log(path, config.kind)
         watcher.update(log.rows, log.actions)
-
-    diagnosis = watcher.diagnosis(log)
-    if not config.follow:
-        for event in [e for e in diagnosis.events if e.detector == diagnosis.cause][-1:]:
-            alerts.send(event)
+        diagnosis = watcher.diagnosis(log)
+        send_cause(diagnosis, alerts)
 
     show(diagnosis, console, with_events=not config.follow)
-    if names.given and (file := remember_names(path, names.given)):
-        console.print(f"note: --rename is remembered in {file}")
+    if names.given:
+        file = remember_names(path, names.given)
+        if file:
+            console.print(f"note: --rename is remembered in {file}")
 
-    return Result(log, diagnosis, names.seen)
-
-
-def watch_many(
-    config: WatchConfig, runs: Sequence[Path], console: Console
-) -> tuple[list[Result], dict[str, Any]]:
-    """Diagnose each run of a folder and print one line for each, the worst first."""
-    results: list[Result] = []
-    unread: dict[str, str] = {}
-    for path in runs:
-        try:
-            results.append(watch_one(config, path, SafeConsole(quiet=True), Alerts(())))
-        except (ValueError, OSError) as error:
-            unread[str(path)] = str(error)
-
-    if not results:
-        first = next(iter(unread.values()))
-        raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
-
-    order = [*VERDICTS]
-    results.sort(key=lambda each: (order.index(each.diagnosis.condition), str(each.log.path)))
-
-    names = [_short(each.log.path, config.path) for each in results]
-    for found, name in zip((each.diagnosis for each in results), names):
-        verdict, _ = VERDICTS[found.condition]
-        line = f"{verdict:8} {name:{max(map(len, names))}}  {found.text()}"
-        console.print(Text(line, STYLES[found.condition]))
-
-    for path, error in unread.items():
-        console.print(f"unread   {_short(Path(path), config.path)}: {error}")
-
-    records = [each.record() for each in results]
-    worst = {key: records[0][key] for key in ("schema", "verdict", "exit_code")}
-
-    return results, worst | {
-        "path": str(config.path),
-        "runs": records,
-        "unread": unread,
-    }
+    return WatchResult(log, diagnosis, names.seen)
 
 
-def _short(path: Path, folder: Path) -> str:
-    return str(path).removeprefix(f"{folder}/").removeprefix(f"{folder.parent}/")
+def send_cause(diagnosis: Diagnosis, alerts: Alerts) -> None:
+    """Send the last event of the detector that explains the run."""
+    events = [event for event in diagnosis.events if event.detector == diagnosis.cause]
+    if events:
+        alerts.send(events[-1])
 
 
 class Watcher:
@@ -201,7 +190,7 @@ class Watcher:
     ) -> None:
         self.settings = settings
         self.names = names
-        self.path = events
+        self.events = events
         self.detectors = detectors
         self.restart()
 
@@ -211,103 +200,184 @@ class Watcher:
 
     def update(self, rows: Sequence[Row], actions: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """Take the next rows, and all actions so far if the log has them; returns new events."""
-        first = rows[0]["step"] if rows else math.inf
-        if self.names.learn({key for row in rows for key in row}) and self.monitor.rows:
-            own = own_name("reward")  # the reward is read from elsewhere now: begin again
-            before = [{key: x for key, x in row.items() if key != own} for row in self.monitor.rows]
-            rows = [*before, *rows]
-            self.restart()
+        if not rows:
+            return []
 
-        fresh = [self.names.apply(row) for row in rows]
-        records = actions if self.path is None else read_rows(self.path)
+        first = rows[0]["step"]
+        rows = self._with_earlier_rows(rows)
+        rows = [self.names.apply(row) for row in rows]
 
+        records = actions if self.events is None else read_rows(self.events)
         num_actions = sum(record.get("kind") == "guard" for record in records)
-        if rows and num_actions > len(self.monitor.actions):
+        if num_actions > len(self.monitor.actions):
             # The guard has rolled back: replay the rows, now knowing when.
-            history = merge_history([*self.monitor.rows, *fresh], records)
+            history = merge_history([*self.monitor.rows, *rows], records)
             self.restart()
             self.monitor.replay(history, ())
         else:
-            for row in fresh:
+            for row in rows:
                 self.monitor.update(row)
 
         return [event for event in self.monitor.events if event.step >= first]
 
-    def diagnosis(self, log: Log) -> Diagnosis:
-        m = self.monitor
-        names = self.names
-        names.check()
-        names.require_known(log.path, m.rows)
-        notes = list(log.notes)
+    def _with_earlier_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows, with all earlier ones if the reward is now read from elsewhere."""
+        names = {key for row in rows for key in row}
+        if not self.names.learn(names) or not self.monitor.rows:
+            return rows
 
-        rewarded = [k for k, row in enumerate(m.rows) if "reward" in canonical(row)]
-        if names.reward_from:
-            notes.append(f"no reward is logged: it is read from {', '.join(names.reward_from[:3])}")
-        elif not rewarded:
-            unknown = sorted(names.seen - {"step"})
+        own = own_name("reward")
+        before = [{key: x for key, x in row.items() if key != own} for row in self.monitor.rows]
+        self.restart()
+
+        return [*before, *rows]
+
+    def diagnosis(self, log: Log) -> Diagnosis:
+        self.names.check()
+        self.names.require_known(log.path, self.monitor.rows)
+
+        note = self._reward_note()
+        notes = [*log.notes, note] if note else log.notes
+        return diagnose_run(self.monitor, notes)
+
+    def _reward_note(self) -> str:
+        """What is unusual about the reward of this log; "" if it is logged throughout."""
+        if self.names.reward_from:
+            return f"no reward is logged: it is read from {', '.join(self.names.reward_from[:3])}"
+
+        rows = self.monitor.rows
+        rewarded = [k for k, row in enumerate(rows) if "reward" in canonical(row)]
+        if not rewarded:
+            unknown = sorted(self.names.seen - {"step"})
             close = suggest_names(name for name in unknown if not is_known(name))
             hint = f"; perhaps --rename reward={close[0]}" if close else ""
-            notes.append(f"no reward is logged under a known name{hint}")
-        elif len(m.rows) - rewarded[-1] > max(10, 3 * len(m.rows) / len(rewarded)):
-            notes.append(f"no reward is logged after step {m.rows[rewarded[-1]]['step']:.0f}")
+            return f"no reward is logged under a known name{hint}"
 
-        return m.diagnosis(notes)
+        last = rewarded[-1]
+        usual_distance = len(rows) / len(rewarded)
+        if len(rows) - last > max(10, 3 * usual_distance):
+            return f"no reward is logged after step {rows[last]['step']:.0f}"
 
-
-def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
-    """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
-    stream = Stream(config.path, config.kind)
-    last_row = time.monotonic()
-    reported = -math.inf
-    problem = ""  # step, text: last printed
-
-    def new_events(count: int) -> list[Event]:
-        nonlocal reported
-        end = stream.num_ready
-
-        rows = stream.log.rows[end - count : end]
-        if stream.resumed:
-            watcher.restart()
-            reported = reported if rows and rows[-1]["step"] >= reported else -math.inf
-
-        events = [e for e in watcher.update(rows, stream.log.actions) if e.step > reported]
-        reported = max([reported, *(row["step"] for row in rows[-1:])])
-
-        return events
-
-    try:
-        while config.idle is None or time.monotonic() - last_row < config.idle:
-            try:
-                count = stream.poll()
-            except (ValueError, OSError) as error:  # it was removed, or has a broken line
-                if not stream.log.rows:
-                    raise
-
-                if str(error) != problem:
-                    console.print(f"still following: {error}")
-
-                count = None
-                problem = str(error)
-
-            if count:
-                last_row = time.monotonic()
-
-            for event in [] if count is None else new_events(count):
-                console.print(Text(event.sentence(), STYLES[event.severity]))
-                alerts.send(event)
-
-            time.sleep(config.every)
-    except KeyboardInterrupt:
-        console.print("stopped following; the diagnosis so far:")
-
-    for event in new_events(stream.finish()):
-        alerts.send(event)
-
-    return stream.log
+        return ""
 
 
-def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
-    return with_own(load_detectors(config.detectors) if config.detectors else ())
+class Follower:
+    """Reads while the run writes, printing each event."""
+
+    def __init__(
+        self, config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts
+    ) -> None:
+        self.config = config
+        self.watcher = watcher
+        self.console = console
+        self.alerts = alerts
+        self.stream = Stream(config.path, config.kind)
+        self.reported = -math.inf  # the step up to which events were printed
+        self.problem = ""  # last printed
+
+    def run(self) -> Log:
+        """Follow until Ctrl-C or `idle` seconds of silence."""
+        last_row = time.monotonic()
+        idle = self.config.idle
+        try:
+            while idle is None or time.monotonic() - last_row < idle:
+                count = self._poll()
+                if count:
+                    last_row = time.monotonic()
+                if count is not None:
+                    self._report(self._new_events(count), printing=True)
+
+                time.sleep(self.config.every)
+        except KeyboardInterrupt:
+            self.console.print("stopped following; the diagnosis so far:")
+
+        count = self.stream.finish()
+        self._report(self._new_events(count), printing=False)
+
+        return self.stream.log
+
+    def _poll(self) -> int | None:
+        """The number of new rows; None where the log was removed, or has a broken line."""
+        try:
+            return self.stream.poll()
+        except (ValueError, OSError) as error:
+            if not self.stream.log.rows:
+                raise
+
+            if str(error) != self.problem:
+                self.console.print(f"still following: {error}")
+            self.problem = str(error)
+
+        return None
+
+    def _new_events(self, count: int) -> list[Event]:
+        end = self.stream.num_ready
+        rows = self.stream.log.rows[end - count : end]
+        if self.stream.resumed:
+            self.watcher.restart()
+            if not rows or rows[-1]["step"] < self.reported:
+                self.reported = -math.inf
+
+        events = self.watcher.update(rows, self.stream.log.actions)
+        new = [event for event in events if event.step > self.reported]
+        if rows:
+            self.reported = max(self.reported, rows[-1]["step"])
+
+        return new
+
+    def _report(self, events: Sequence[Event], printing: bool) -> None:
+        for event in events:
+            if printing:
+                self.console.print(Text(event.sentence(), STYLES[event.severity]))
+            self.alerts.send(event)
+
+
+# Several logs
+
+
+def watch_many(
+    config: WatchConfig, runs: Sequence[Path], console: Console
+) -> tuple[list[WatchResult], dict[str, Any]]:
+    """Diagnose each run of a folder and print one line for each, the worst first."""
+    results: list[WatchResult] = []
+    unread: dict[str, str] = {}
+    for path in runs:
+        try:
+            result = watch_one(config, path, SafeConsole(quiet=True), Alerts(()))
+            results.append(result)
+        except (ValueError, OSError) as error:
+            unread[str(path)] = str(error)
+
+    if not results:
+        first = next(iter(unread.values()))
+        raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
+
+    results.sort(key=_badness)
+    show_many(results, config.path, console)
+    for path, error in unread.items():
+        console.print(f"unread   {_short(Path(path), config.path)}: {error}")
+
+    records = [result.record() for result in results]
+    worst = {key: records[0][key] for key in ("schema", "verdict", "exit_code")}
+
+    return results, worst | {
+        "path": str(config.path),
+        "runs": records,
+        "unread": unread,
+    }
+
+
+def _badness(result: WatchResult) -> tuple[int, str]:
+    """The order in which results are shown: the worst first."""
+    place = [*VERDICTS].index(result.diagnosis.condition)
+    return place, str(result.log.path)
+
+
+def _short(path: Path, folder: Path) -> str:
+    return str(path).removeprefix(f"{folder}/").removeprefix(f"{folder.parent}/")
+
+
+# Printing
 
 
 def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
@@ -315,15 +385,24 @@ def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
         console.print(Text(event.sentence(with_remedy=False), STYLES[event.severity]))
 
     for action in diagnosis.actions:
-        style = STYLES["stop" if action.checkpoint is None else "clear"]
+        style = STYLES["clear" if action.is_rollback else "stop"]
         console.print(Text(action.sentence(), style))
 
     console.print(Text(diagnosis.text(), f"bold {STYLES[diagnosis.condition]}"))
     for line in diagnosis.explanation():
         console.print(line)
-
     for note in diagnosis.notes:
         console.print(f"note: {note}")
+
+
+def show_many(results: Sequence[WatchResult], folder: Path, console: Console) -> None:
+    names = [_short(result.log.path, folder) for result in results]
+    width = max(map(len, names))
+    for result, name in zip(results, names):
+        condition = result.diagnosis.condition
+        verdict, _ = VERDICTS[condition]
+        line = f"{verdict:8} {name:{width}}  {result.diagnosis.text()}"
+        console.print(Text(line, STYLES[condition]))
 
 
 def to_json(record: dict[str, Any]) -> str:

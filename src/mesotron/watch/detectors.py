@@ -2,22 +2,25 @@
 
 Rules are relative to the run's own first rows or its best plateau; absolute levels are backstops.
 Each detector names the public run or paper behind it. `engine` evaluates the rules. The limits that
-decide on a stop were fitted on the tuning corpus of benchmarks/watch.
+decide on a stop were fitted on the tuning corpus of benchmarks/watch. A file of a user's own has
+the same form.
 """
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from mesotron.config.base import from_plain
-from mesotron.watch.tracks import Symptom
+from mesotron.watch.symptoms import Symptom
 
 T = TypeVar("T")
 Case = tuple[Symptom, ...]
+
+PRIOR = 4  # alarms that a detector's record is mixed with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +34,45 @@ class Change:
     def applied_to(self, old: Any) -> Any:
         if self.act == "multiply":
             return old * self.value
-        return max(old, self.value) if self.act == "at_least" else self.value
+        if self.act == "at_least":
+            return max(old, self.value)
+
+        return self.value
 
 
-PRIOR = 4
-
-
-@cache
-def record() -> dict[str, dict[str, tuple[int, int]]]:
-    """Detector (or any) -> severity -> failed and healthy runs of the corpora in which it spoke,
-    as `benchmarks/watch/calibrate.py` counted them."""
-    return json.loads(Path(__file__).with_name("record.json").read_text(encoding="utf-8"))
+SMALLER_STEP = Change(
+    field="optim.lr",
+    act="multiply",
+    value=0.5,
+)
+KL_TO_START = Change(
+    field="objective.beta",
+    act="at_least",
+    value=0.01,
+)
+TWO_PART = Change(
+    field="reward.parts",
+    act="set",
+    value=("two_part",),
+)
+CO_REWARDING = Change(
+    field="objective.name",
+    act="set",
+    value="corewarding",
+)
+COOLER = Change(
+    field="rollout.temperature",
+    act="multiply",
+    value=0.8,
+)
+# Names that a file of detectors may use.
+CHANGES = {
+    "smaller_step": SMALLER_STEP,
+    "kl_to_start": KL_TO_START,
+    "two_part": TWO_PART,
+    "co_rewarding": CO_REWARDING,
+    "cooler": COOLER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +108,11 @@ class Detector:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Every metric it reads, in order."""
-        symptoms = [symptom for case in (*self.cases, *self.fatal) for symptom in case]
-        return tuple(dict.fromkeys(symptom.metric for symptom in symptoms))
+        names: dict[str, None] = {}
+        for case in (*self.cases, *self.fatal):
+            names |= dict.fromkeys(symptom.metric for symptom in case)
+
+        return tuple(names)
 
     def confidence(self, severity: str) -> float:
         """Share of its alarms that were right in the corpora. A short record counts together with
@@ -88,43 +122,18 @@ class Detector:
 
         right, wrong = record()["any"][severity]
         usual = (right + 1) / (right + wrong + 2)
+
         right, wrong = record()[self.name][severity]
+        share = (right + PRIOR * usual) / (right + wrong + PRIOR)
 
-        return round((right + PRIOR * usual) / (right + wrong + PRIOR), 3)
+        return round(share, 3)
 
 
-SMALLER_STEP = Change(
-    field="optim.lr",
-    act="multiply",
-    value=0.5,
-)
-KL_TO_START = Change(
-    field="objective.beta",
-    act="at_least",
-    value=0.01,
-)
-TWO_PART = Change(
-    field="reward.parts",
-    act="set",
-    value=("two_part",),
-)
-CO_REWARDING = Change(
-    field="objective.name",
-    act="set",
-    value="corewarding",
-)
-COOLER = Change(
-    field="rollout.temperature",
-    act="multiply",
-    value=0.8,
-)
-CHANGES = {
-    "smaller_step": SMALLER_STEP,
-    "kl_to_start": KL_TO_START,
-    "two_part": TWO_PART,
-    "co_rewarding": CO_REWARDING,
-    "cooler": COOLER,
-}
+@cache
+def record() -> dict[str, dict[str, tuple[int, int]]]:
+    """Detector (or any) -> severity -> failed and healthy runs of the corpora in which it spoke,
+    as `benchmarks/watch/calibrate.py` counted them."""
+    return json.loads(Path(__file__).with_name("record.json").read_text(encoding="utf-8"))
 
 
 def load_detectors(path: Path) -> tuple[Detector, ...]:
@@ -147,35 +156,45 @@ def load_detectors(path: Path) -> tuple[Detector, ...]:
 def _read(path: Path, symptoms: dict[str, Symptom]) -> tuple[Detector, ...]:
     """The detectors of a file; the symptoms that it names are added to `symptoms`."""
     file = tomllib.loads(path.read_text(encoding="utf-8"))
-    tables = file.get("symptoms", {})
-    symptoms |= {name: _named(table, Symptom, {}) for name, table in tables.items()}
+    for name, table in file.get("symptoms", {}).items():
+        symptoms[name] = _named(table, Symptom, {})
 
-    detectors = []
-    for table in file["detector"]:
-        parts: dict[str, Any] = {
-            key: tuple(tuple(_named(one, Symptom, symptoms) for one in case) for case in table[key])
-            for key in ("cases", "fatal")
-            if key in table
-        }
+    return tuple(_read_detector(table, symptoms) for table in file["detector"])
 
-        if not parts.get("cases"):
-            raise ValueError("a detector needs cases")
 
-        parts["changes"] = tuple(_named(one, Change, CHANGES) for one in table.get("changes", ()))
-        plain = {key: value for key, value in table.items() if key not in parts} | {"cases": ()}
-        detectors.append(replace(from_plain(Detector, plain, "a detector"), **parts))
+def _read_detector(table: dict[str, Any], symptoms: Mapping[str, Symptom]) -> Detector:
+    cases = _read_cases(table.pop("cases", ()), symptoms)
+    fatal = _read_cases(table.pop("fatal", ()), symptoms)
+    changes = [_named(change, Change, CHANGES) for change in table.pop("changes", ())]
+    if not cases:
+        raise ValueError("a detector needs cases")
 
-    return tuple(detectors)
+    plain = from_plain(Detector, table | {"cases": ()}, "a detector")
+    return replace(
+        plain,
+        cases=cases,
+        fatal=fatal,
+        changes=tuple(changes),
+    )
+
+
+def _read_cases(cases: Sequence[Any], symptoms: Mapping[str, Symptom]) -> tuple[Case, ...]:
+    read = []
+    for case in cases:
+        read.append(tuple(_named(symptom, Symptom, symptoms) for symptom in case))
+
+    return tuple(read)
 
 
 def _named(value: Any, kind: type[T], names: Mapping[str, T]) -> T:
+    """An entry that is given by its name or by its fields."""
     if isinstance(value, str):
         if value not in names:
             raise ValueError(f"{value!r} is not one of {', '.join(names)}")
         return names[value]
 
-    values = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
-    return from_plain(kind, values, f"a {kind.__name__.lower()}")
+    fields = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
+    return from_plain(kind, fields, f"a {kind.__name__.lower()}")
 
 
 _SYMPTOMS: dict[str, Symptom] = {}
@@ -190,29 +209,37 @@ def with_own(own: Sequence[Detector]) -> tuple[Detector, ...]:
 
 def explain(name: str, detectors: Sequence[Detector] = DETECTORS) -> str:
     """Rule, corpus record, remedy and source of a detector, as `watch --explain` prints them."""
-    detector = next((one for one in detectors if one.name == name), None)
-    if detector is None:
-        names = ", ".join(one.name for one in detectors)
-        raise ValueError(f"{name!r} is not a detector: choose one of {names}")
+    by_name = {detector.name: detector for detector in detectors}
+    if name not in by_name:
+        raise ValueError(f"{name!r} is not a detector: choose one of {', '.join(by_name)}")
 
-    lines = [f"{name}: {detector.diagnosis}"]
-    for word, cases in (("warns", detector.cases), ("stops", detector.fatal)):
-        for case in cases:
-            also = " in that case also" if word == "stops" else ""
-            rule = " and ".join(symptom.text() for symptom in case) or "always"
-            lines.append(f"  {word}{also} if {rule}")
+    detector = by_name[name]
+    changes = [f"{change.field} {change.act} {change.value}" for change in detector.changes]
+    lines = [
+        f"{name}: {detector.diagnosis}",
+        *(f"  warns if {_rule_text(case)}" for case in detector.cases),
+        *(f"  stops in that case also if {_rule_text(case)}" for case in detector.fatal),
+        *_record_lines(detector),
+        f"remedy: {detector.remedy}",
+        f"automatic: {', '.join(changes) or 'nothing'}",
+        f"source: {detector.source or 'your own'}",
+    ]
 
-    counts = record().get(name)
-    for severity, (right, wrong) in (counts or {}).items():
-        lines.append(
+    return "\n".join(lines)
+
+
+def _rule_text(case: Case) -> str:
+    return " and ".join(symptom.text() for symptom in case) or "always"
+
+
+def _record_lines(detector: Detector) -> Iterator[str]:
+    counts = record().get(detector.name)
+    if counts is None:
+        yield f"corpora: no record, trusted with {detector.trust:.2f}"
+        return
+
+    for severity, (right, wrong) in counts.items():
+        yield (
             f"corpora: {severity} in {right} failed and {wrong} healthy runs, "
             f"probability {detector.confidence(severity):.2f}"
         )
-
-    if counts is None:
-        lines.append(f"corpora: no record, trusted with {detector.trust:.2f}")
-
-    changes = ", ".join(f"{c.field} {c.act} {c.value}" for c in detector.changes)
-    lines += [f"remedy: {detector.remedy}", f"automatic: {changes or 'nothing'}"]
-
-    return "\n".join([*lines, f"source: {detector.source or 'your own'}"])

@@ -1,18 +1,21 @@
 """The diagnosis of a run: its phases, the cause of a failure, and what was spent after it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
-from mesotron.watch.engine import Engine, is_sparse
-from mesotron.watch.events import Action, Event, Evidence
+from mesotron.watch.engine import Engine, Monitor, is_sparse
+from mesotron.watch.events import Action, Event, Evidence, Severity
 from mesotron.watch.metrics import METRICS, canonical
+from mesotron.watch.noise import is_finite
 from mesotron.watch.rows import Row
-from mesotron.watch.tracks import SMOOTH, Since, is_finite
+from mesotron.watch.symptoms import SMOOTH
+from mesotron.watch.tracks import Since
 
 Condition = Literal["healthy", "drifting", "dead", "unknown"]
+SEVERITIES: dict[Condition, Severity] = {"dead": "stop", "drifting": "warn"}
 
 # The smoothed reward (5% of the run, or 5 rows): useful within this share of its best, damaged
 # below that one, and lost, if the end is, below the third.
@@ -33,9 +36,11 @@ WANTED = (
     "gap_logp",
 )
 MOST_MISSING = 3
+LATEST = 9  # rows that show which metrics are logged
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
+EVALUATIONS = 2  # for detectors that read evaluations, which wait that long
 # The metrics to quote and their reference; all but the first two only if they moved.
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"),
@@ -48,6 +53,7 @@ QUOTED: tuple[tuple[str, Since], ...] = (
     ("entropy", "start"),
     ("repetition", "start"),
 )
+ALWAYS_QUOTED = ("reward", "heldout")
 MOVED = 0.25
 
 
@@ -85,24 +91,20 @@ class Diagnosis:
         return self.phases[-1].condition
 
     def record(self) -> dict[str, Any]:
-        out = asdict(self) | {"condition": self.condition, "text": self.text()}
-        del out["actions"]
-        events = [event.record() for event in self.events]
+        record = asdict(self)
+        del record["actions"]
+        record["events"] = [event.record() for event in self.events]
 
-        return out | {"events": events, "acts": [action.record() for action in self.actions]}
+        return record | {
+            "condition": self.condition,
+            "text": self.text(),
+            "acts": [action.record() for action in self.actions],
+        }
 
     def text(self) -> str:
-        last = self.phases[-1]
-        parts = [f"steps {each.first}-{each.last} {each.condition}" for each in self.phases]
-        if last.condition == "dead":
-            parts[-1] = f"dead after step {last.first}"
-
-        text = ", ".join(parts)
-        if last.condition == "unknown":  # the only phase
-            text = f"too few rewards are logged to tell how steps {last.first}-{last.last} went"
-
+        text = self._phases_text()
         for action in self.actions:
-            if action.action == "rollback":
+            if action.is_rollback:
                 text += f", rolled back from step {action.step} to {action.checkpoint}"
 
         if self.numbers:
@@ -110,7 +112,8 @@ class Diagnosis:
 
         if self.cause:
             text += f"; cause: {self.cause.replace('_', ' ')}"
-            text += "" if self.confidence is None else f" (probability {self.confidence:.2f})"
+            if self.confidence is not None:
+                text += f" (probability {self.confidence:.2f})"
 
         if self.wasted is not None:
             share = f"{self.wasted:.0%} of the {self.unit}"
@@ -118,14 +121,39 @@ class Diagnosis:
 
         return text
 
+    def _phases_text(self) -> str:
+        last = self.phases[-1]
+        if last.condition == "unknown":  # the only phase
+            return f"too few rewards are logged to tell how steps {last.first}-{last.last} went"
+
+        parts = [f"steps {each.first}-{each.last} {each.condition}" for each in self.phases]
+        if last.condition == "dead":
+            parts[-1] = f"dead after step {last.first}"
+
+        return ", ".join(parts)
+
     def explanation(self) -> tuple[str, ...]:
         """What is known, what to do, and what to log to know more: up to three lines."""
-        lines = [f"why: {self.diagnosis}", f"what to do: {self.remedy}"] if self.cause else []
+        lines = []
+        if self.cause:
+            lines += [f"why: {self.diagnosis}", f"what to do: {self.remedy}"]
+
         if self.missing:
             names = ", ".join(f"{name} ({METRICS[name].meaning})" for name in self.missing)
             lines.append(f"to know more, log {names}: {len(self.blind)} checks lack a metric")
 
         return tuple(lines)
+
+
+def diagnose_run(monitor: Monitor, notes: Sequence[str] = ()) -> Diagnosis:
+    """Diagnose a run from what its monitor has seen."""
+    return diagnose(
+        monitor.rows,
+        monitor.engine,
+        monitor.events,
+        notes,
+        monitor.actions,
+    )
 
 
 def diagnose(
@@ -138,74 +166,110 @@ def diagnose(
     """Diagnose a run from its rows (at least one, each with its step), the engine that has read
     them, its events, and the actions of a guard."""
     events = [*events, *engine.ending()]
-    harmless = {detector.name for detector in engine.detectors if detector.harmless}
-    harmful = [event for event in events if event.detector not in harmless]
-    rollbacks = [action for action in actions if action.action == "rollback"]
+    harmful = harmful_events(events, engine)
+    rollbacks = [action for action in actions if action.is_rollback]
+
     first = int(rows[0]["step"])
     last = int(rows[-1]["step"])
     phases = find_phases(harmful, first, last, rollbacks)
     condition = phases[-1].condition
-    last_rollback = max((action.step for action in rollbacks), default=first - 1)
 
-    ending = [event for event in harmful if event.step > last_rollback]
+    # Only what came after the last rollback ended the run.
+    since = max((action.step for action in rollbacks), default=first - 1)
+    ending = [event for event in harmful if event.step > since]
     if condition == "dead":
         ending = _events_near_death(ending, rows)
 
-    # The first detector in table order among those that stopped the run, or still warn.
-    severity = {"dead": "stop", "drifting": "warn"}.get(condition, "none")
-    latest = {event.detector: event.severity for event in ending}
-    cause = next((d for d in engine.detectors if latest.get(d.name) == severity), None)
-    onset = useful = wasted = alarm = None
-    unit = "steps"
-
+    cause = find_cause(engine, ending, condition)
+    findings: dict[str, Any] = {}
+    onset = first
     if cause:
-        alarm = [e for e in ending if e.detector == cause.name and e.severity != "clear"][-1]
+        detector, alarm = cause
         onset = max(alarm.began or first, first)
+        findings = {
+            "cause": detector.name,
+            "diagnosis": detector.diagnosis,
+            "remedy": detector.remedy,
+            "confidence": alarm.confidence,
+            "onset": onset,
+        }
 
     if cause and condition == "dead":
-        curve = reward_curve([row for row in rows if row["step"] > last_rollback])
-        useful = max(onset or first, first)
-        if curve and 1 - curve[-1][1] >= LOST:  # the reward itself says when
-            useful, onset = (
-                max(step for step, value in curve if value >= 1 - share)
-                for share in (USEFUL, DAMAGED)
-            )
-
-        phases = _dated(phases, onset or first)
+        after_rollback = [row for row in rows if row["step"] > since]
+        onset, useful = date_damage(after_rollback, onset, first)
+        phases = _dated(phases, onset)
         wasted, unit = _cost_after(rows, useful)
+        findings |= {
+            "onset": onset,
+            "useful_step": useful,
+            "wasted": wasted,
+            "unit": unit,
+        }
 
-    tracks = [engine.tracks[name] for name in HEADLINES if name in engine.tracks]
-    is_seen = any(track.start is not None and track.num_seen >= 2 for track in tracks)
-    if condition == "healthy" and not is_seen:  # neither a baseline nor two evaluations
-        phases = (
-            Phase(
-                condition="unknown",
-                first=first,
-                last=last,
-            ),
-        )
+    if condition == "healthy" and not is_seen(engine):
+        unknown = Phase(condition="unknown", first=first, last=last)
+        phases = (unknown,)
 
     blind = engine.blind()
-    lacking = {"heldout"} - engine.tracks.keys() | {x for names in blind.values() for x in names}
-    lacking -= {name for row in rows[-9:] for name in canonical(row)}  # logged, but of no use
-
     return Diagnosis(
         phases=phases,
-        cause=cause.name if cause else None,
-        diagnosis=cause.diagnosis if cause else "",
-        remedy=cause.remedy if cause else "",
         numbers=_quoted_numbers(engine, condition == "healthy"),
-        useful_step=useful,
-        wasted=wasted,
-        unit=unit,
         events=tuple(events),
         blind=blind,
-        onset=onset,
-        confidence=alarm.confidence if alarm else None,
-        missing=tuple(name for name in WANTED if name in lacking)[:MOST_MISSING],
+        missing=_missing_metrics(engine, blind, rows),
         notes=tuple(notes),
         actions=tuple(actions),
+        **findings,
     )
+
+
+def harmful_events(events: Sequence[Event], engine: Engine) -> list[Event]:
+    harmless = {detector.name for detector in engine.detectors if detector.harmless}
+    return [event for event in events if event.detector not in harmless]
+
+
+def find_cause(
+    engine: Engine, ending: Sequence[Event], condition: Condition
+) -> tuple[Detector, Event] | None:
+    """The first detector in table order among those that stopped the run, or still warn, and its
+    last event."""
+    if condition not in SEVERITIES:
+        return None
+
+    latest = {event.detector: event for event in ending}
+    for detector in engine.detectors:
+        event = latest.get(detector.name)
+        if event is not None and event.severity == SEVERITIES[condition]:
+            return detector, event
+
+    return None
+
+
+def is_seen(engine: Engine) -> bool:
+    """Whether a metric that shows learning has a baseline, or two evaluations."""
+    for name in HEADLINES:
+        track = engine.tracks.get(name)
+        if track is not None and track.start is not None and track.num_seen >= 2:
+            return True
+
+    return False
+
+
+def _missing_metrics(
+    engine: Engine, blind: Mapping[str, tuple[str, ...]], rows: Sequence[Row]
+) -> tuple[str, ...]:
+    """The most useful metrics that the run does not log."""
+    lacking = set() if "heldout" in engine.tracks else {"heldout"}
+    for names in blind.values():
+        lacking.update(names)
+    for row in rows[-LATEST:]:
+        lacking.difference_update(canonical(row))  # logged, but of no use
+
+    missing = [name for name in WANTED if name in lacking]
+    return tuple(missing[:MOST_MISSING])
+
+
+# Phases
 
 
 def find_phases(
@@ -216,7 +280,7 @@ def find_phases(
     phases: list[Phase] = []
     condition: Condition = "healthy"
     start = first
-    active = dict[str, str]()
+    active: dict[str, Severity] = {}
 
     items: list[Event | Action] = sorted([*events, *rollbacks], key=lambda item: item.step)
     for item in items:
@@ -227,139 +291,234 @@ def find_phases(
             active[item.detector] = item.severity
             at = at if item.began is None else min(at, item.began)
 
-        severities = active.values()
-        now: Condition = "dead" if "stop" in severities else "healthy"
-        if now == "healthy" and "warn" in severities:
-            now = "drifting"
+        now = _condition_of(active)
+        if now == condition:
+            continue
 
-        if now != condition:
-            at = max(at, start)  # what began before an earlier change is dated by that
-            # A run that fails at its first row has no healthy phase.
-            if at > start:
-                phases.append(
-                    Phase(
-                        condition=condition,
-                        first=start,
-                        last=at,
-                    )
-                )
-            elif phases and phases[-1].condition == now:  # nothing lies between the two
-                at = phases.pop().first
+        at = max(at, start)  # what began before an earlier change is dated by that
+        if at > start:  # a run that fails at its first row has no healthy phase
+            phases.append(Phase(condition=condition, first=start, last=at))
+        elif phases and phases[-1].condition == now:  # nothing lies between the two
+            at = phases.pop().first
 
-            condition = now
-            start = at
+        condition = now
+        start = at
 
-    return (
-        *phases,
-        Phase(
-            condition=condition,
-            first=start,
-            last=last,
-        ),
-    )
+    phases.append(Phase(condition=condition, first=start, last=last))
+    return tuple(phases)
+
+
+def _condition_of(active: Mapping[str, Severity]) -> Condition:
+    """The condition of a run by the severities of its detectors."""
+    severities = active.values()
+    if "stop" in severities:
+        return "dead"
+    if "warn" in severities:
+        return "drifting"
+
+    return "healthy"
 
 
 def _dated(phases: Sequence[Phase], onset: int) -> tuple[Phase, ...]:
     """The phases of a dead run, with the last one from the onset of the damage on."""
-    before = [
-        replace(phase, last=min(phase.last, onset)) for phase in phases[:-1] if phase.first < onset
-    ]
+    *earlier, dead = phases
+    before = []
+    for phase in earlier:
+        if phase.first < onset:
+            before.append(replace(phase, last=min(phase.last, onset)))
+
     if before:
         before[-1] = replace(before[-1], last=onset)
 
-    return (*before, replace(phases[-1], first=onset))
+    return (*before, replace(dead, first=onset))
+
+
+# The end of a dead run
 
 
 def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Event]:
     """Events up to a few rows after the stop that is still in force, or of evaluations up to the
     second one, since that is how long their detectors wait."""
-    active: dict[str, int] = {}
+    death = _step_of_death(events)
+    later = [row for row in rows if row["step"] > death]
+    evaluations = [row for row in later if any(map(is_sparse, canonical(row)))]
+
+    last = _last_step(later[:TOGETHER], death)
+    last_evaluation = _last_step(evaluations[:EVALUATIONS], death)
+    of_evaluations = {event.detector for event in events if _reads_evaluations(event)}
+
+    near = []
+    for event in events:
+        end = last
+        if event.detector in of_evaluations:
+            end = max(last, last_evaluation)
+
+        is_later_stop = event.severity != "stop" or event.step >= death
+        if event.step <= end and is_later_stop:
+            near.append(event)
+
+    return near
+
+
+def _step_of_death(events: Sequence[Event]) -> int:
+    """The first stop of those that are still in force."""
+    active: set[str] = set()
     death = 0
     for event in events:
         if event.severity == "stop":
-            death = event.step if not active else death
-            active[event.detector] = event.step
+            if not active:
+                death = event.step
+            active.add(event.detector)
         elif event.severity == "clear":
-            active.pop(event.detector, None)
+            active.discard(event.detector)
 
-    later = [row for row in rows if row["step"] > death]
-    evaluations = [row for row in later if any(map(is_sparse, canonical(row)))]
-    last, second = (
-        max([death, *(row["step"] for row in soon)]) for soon in (later[:TOGETHER], evaluations[:2])
-    )
-    sparse = {
-        event.detector for event in events if any(is_sparse(item.metric) for item in event.evidence)
-    }
-    ends = {e.detector: max(last, second) if e.detector in sparse else last for e in events}
+    return death
 
-    return [
-        e
-        for e in events
-        if e.step <= ends[e.detector] and (e.severity != "stop" or e.step >= death)
-    ]
+
+def _last_step(rows: Sequence[Row], default: int) -> float:
+    return max([default, *(row["step"] for row in rows)])
+
+
+def _reads_evaluations(event: Event) -> bool:
+    return any(is_sparse(item.metric) for item in event.evidence)
+
+
+def date_damage(rows: Sequence[Row], onset: int, first: int) -> tuple[int, int]:
+    """The step at which the damage began, and the last useful one; the reward itself says when if
+    it was lost."""
+    curve = reward_curve(rows)
+    if not curve or 1 - curve[-1][1] < LOST:
+        return onset, max(onset, first)
+
+    damaged = max(step for step, value in curve if value >= 1 - DAMAGED)
+    useful = max(step for step, value in curve if value >= 1 - USEFUL)
+    return damaged, useful
 
 
 def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
     """(step, share of its best that the smoothed reward has); the last is the mean of a tenth."""
-    numbers = [(int(row["step"]), canonical(row).get("reward", math.nan)) for row in rows]
-    points = [point for point in numbers if is_finite(point[1])]
-    values = [value for _, value in points]
+    steps = []
+    values = []
+    for row in rows:
+        reward = canonical(row).get("reward", math.nan)
+        if is_finite(reward):
+            steps.append(int(row["step"]))
+            values.append(reward)
+
     if len(values) < SMOOTH:
         return []
 
-    half = max(SMOOTH, len(values) // 20) // 2
-    windows = [values[max(k - half, 0) : k + half + 1] for k in range(len(values))]
-    smooth = [mean(window) for window in windows]
+    smooth = _running_mean(values, width=max(SMOOTH, len(values) // 20))
     smooth[-1] = mean(values[-max(SMOOTH, len(values) // 10) :])
-    floor = min(0.0, sorted(values)[len(values) // 100])
+
+    lowest_percent = sorted(values)[len(values) // 100]
+    floor = min(0.0, lowest_percent)
     best = max(smooth) - floor
     if best <= 0:
         return []
 
-    return [(step, (value - floor) / best) for (step, _), value in zip(points, smooth)]
+    return [(step, (value - floor) / best) for step, value in zip(steps, smooth)]
+
+
+def _running_mean(values: Sequence[float], width: int) -> list[float]:
+    half = width // 2
+    means = []
+    for k in range(len(values)):
+        window = values[max(k - half, 0) : k + half + 1]
+        means.append(mean(window))
+
+    return means
+
+
+# What it cost
 
 
 def _cost_after(rows: Sequence[Row], step: int) -> tuple[float, str]:
     """Share of the cost after a step, and its unit: seconds if logged, else tokens, else steps."""
-    numbers = [(row["step"], canonical(row)) for row in rows]
-    timed = [(at, values["step_time"]) for at, values in numbers if "step_time" in values]
-    total = sum(cost for _, cost in timed)
-    if len(timed) * 2 > len(rows) and total > 0:
-        return sum(cost for at, cost in timed if at > step) / total, "time"
+    times = _series(rows, "step_time")
+    total = sum(seconds for _, seconds in times)
+    if len(times) * 2 > len(rows) and total > 0:
+        after = sum(seconds for at, seconds in times if at > step)
+        return after / total, "time"
 
-    for unit, series in (
-        ("tokens", [(at, values["tokens"]) for at, values in numbers if "tokens" in values]),
-        ("steps", [(at, at) for at, _ in numbers]),
-    ):
-        if series and series[-1][1] > min(series[0][1], 0.0):
-            before = max((count for at, count in series if at <= step), default=0.0)
-            return (series[-1][1] - before) / (series[-1][1] - min(series[0][1], 0.0)), unit
+    share = _share_after(_series(rows, "tokens"), step)
+    if share is not None:
+        return share, "tokens"
 
-    return 0.0, "steps"
+    steps = [(row["step"], row["step"]) for row in rows]
+    return _share_after(steps, step) or 0.0, "steps"
+
+
+def _series(rows: Sequence[Row], metric: str) -> list[tuple[float, float]]:
+    """(step, value) of the rows that have a metric."""
+    series = []
+    for row in rows:
+        values = canonical(row)
+        if metric in values:
+            series.append((row["step"], values[metric]))
+
+    return series
+
+
+def _share_after(counts: Sequence[tuple[float, float]], step: int) -> float | None:
+    """Share of a running count that came after a step; None without a count."""
+    if not counts:
+        return None
+
+    begin = min(counts[0][1], 0.0)
+    end = counts[-1][1]
+    if end <= begin:
+        return None
+
+    before = max((count for at, count in counts if at <= step), default=0.0)
+    return (end - before) / (end - begin)
+
+
+# What is quoted
 
 
 def _quoted_numbers(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
-    out = []
-    for place, (name, since) in enumerate(QUOTED):
-        window = engine.window(name)
-        before = window.reference(since) if window else None
-        if window is None or before is None:
-            continue
+    numbers = []
+    for metric, since in QUOTED:
+        evidence = _quote(engine, metric, since, healthy)
+        if evidence is not None and _is_worth_quoting(evidence, healthy):
+            numbers.append(evidence)
 
-        if healthy or (since == "best" and window.now >= before):
-            since = "start"
-            before = window.reference("start") or 0.0
+    return tuple(numbers)
 
-        moved = abs(window.now - before) > MOVED * max(abs(before), abs(window.now))
-        hint = name == "truncated" and window.now >= 0.5  # worth a look in a healthy run, too
-        if place < 2 or (moved and (hint or not healthy)):
-            out.append(
-                Evidence(
-                    metric=name,
-                    since=since,
-                    before=before,
-                    now=window.now,
-                )
-            )
 
-    return tuple(out)
+def _quote(engine: Engine, metric: str, since: Since, healthy: bool) -> Evidence | None:
+    """How a metric moved from its reference, or from the start if it is at its best."""
+    window = engine.window(metric)
+    if window is None:
+        return None
+
+    before = window.reference(since)
+    if before is None:
+        return None
+
+    is_at_best = since == "best" and window.now >= before
+    if healthy or is_at_best:
+        since = "start"
+        before = window.reference("start") or 0.0
+
+    return Evidence(
+        metric=metric,
+        since=since,
+        before=before,
+        now=window.now,
+    )
+
+
+def _is_worth_quoting(evidence: Evidence, healthy: bool) -> bool:
+    if evidence.metric in ALWAYS_QUOTED:
+        return True
+
+    before = evidence.before or 0.0
+    now = evidence.now
+    if abs(now - before) <= MOVED * max(abs(before), abs(now)):
+        return False
+
+    # Worth a look in a healthy run, too.
+    is_hint = evidence.metric == "truncated" and now >= 0.5
+    return is_hint or not healthy

@@ -2,19 +2,24 @@
 
 It keeps a track for each metric and counts rows for each detector; every rule is data in
 `detectors`. Its state is JSON, so it survives a checkpoint. It acts on nothing; a guard does.
+`Monitor` is an engine with the past of its run.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mesotron.config import WatchSettings
-from mesotron.watch.detectors import DETECTORS, Case, Detector
-from mesotron.watch.events import Event, Evidence, Severity
-from mesotron.watch.metrics import METRICS, canonical
-from mesotron.watch.tracks import WINDOWS, Symptom, Track, Window, is_finite
+from mesotron.watch.detectors import DETECTORS, TWO_PART, Case, Detector
+from mesotron.watch.events import Action, Event, Evidence, Severity
+from mesotron.watch.metrics import METRICS, canonical, sources
+from mesotron.watch.noise import is_finite
+from mesotron.watch.rows import Row
+from mesotron.watch.symptoms import Symptom
+from mesotron.watch.tracks import WINDOWS, Track, TrackWindow
 from mesotron.watch.words import STEP_NAMES
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
@@ -33,6 +38,8 @@ FEW = 5.0
 # rows in which the short window has recovered, whatever the noise. Fewer evaluations are enough.
 CLEAR = 4
 CLEAR_SPARSE = 2
+# Less than the usual patience is for evaluations only: one row says next to nothing.
+LEAST_PATIENCE = 2 / 3
 # A number that is not finite is a failure in these; a part of the reward may have no verdict.
 MUST_BE_FINITE = frozenset(
     {
@@ -51,6 +58,25 @@ MUST_BE_FINITE = frozenset(
 # A batch without a signal: this share of its groups silent, or rewards and gradient as small.
 SILENT = 0.999
 NOTHING = 1e-9
+# Of a silent batch, the update is zero, or that of the KL term: no measure of what is usual.
+OF_THE_UPDATE = ("grad_norm", "update_rms", "dead_blocks")
+RUNTIME = re.compile(r"eval[/_].+_runtime")  # TRL logs it for each problem set
+
+
+@dataclass
+class Counts:
+    """Consecutive rows that showed each case of a detector, and its last severity."""
+
+    present: list[int]
+    fatal: list[int]
+    quiet: int = 0
+    severity: Severity = "clear"
+    began: int | None = None  # onset of what was last reported
+
+    @classmethod
+    def of(cls, detector: Detector) -> "Counts":
+        num_cases = len(detector.cases)
+        return cls([0] * num_cases, [0] * num_cases)
 
 
 class Engine:
@@ -72,16 +98,18 @@ class Engine:
         self.tracks: dict[str, Track] = {}
         self.counts = {detector.name: Counts.of(detector) for detector in detectors}
         self.step = -1
-        names = (name for detector in self.detectors for name in detector.metrics)
-        self._own_names = [name for name in dict.fromkeys(names) if name not in METRICS]
 
-        # Of these a row must have one for a case to be checked: the sparse metrics, if it has any,
-        # so that patience counts evaluations and not the rows between them.
-        cases = {d.name: [{s.metric for s in case} for case in d.cases] for d in detectors}
+        names: dict[str, None] = {}
+        for detector in self.detectors:
+            names |= dict.fromkeys(detector.metrics)
+
+        self._own_names = [name for name in names if name not in METRICS]
         self._triggers = {
-            name: [{*filter(is_sparse, metrics)} or metrics for metrics in each]
-            for name, each in cases.items()
+            detector.name: [trigger_of(case) for case in detector.cases]
+            for detector in self.detectors
         }
+
+    # One row
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
         """Take one row of numbers by their logged names and return the new events, usually none.
@@ -89,37 +117,297 @@ class Engine:
         Values that are not numbers are ignored. Without a "step", rows are counted.
         """
         numbers = {key: float(value) for key, value in row.items() if is_number(value)}
-        steps = (int(numbers[n]) for n in STEP_NAMES if n in numbers and is_finite(numbers[n]))
-        self.step = next(steps, self.step + 1)
+        self.step = self._step_of(numbers)
+
         values = self._with_derived(canonical(numbers))
-        values |= {name: numbers[name] for name in self._own_names if name in numbers}
+        for name in self._own_names:
+            if name in numbers:
+                values[name] = numbers[name]
 
         for name, value in values.items():
             if is_finite(value):
                 self._track(name).add(value, self.step)
 
-        is_share = "eval/reward" not in numbers  # whose noise is not that of coin tosses
-        if is_share and values.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
-            self.tracks["heldout"].trials = values["heldout_problems"]
+        self._set_trials(numbers, values)
+        events: list[Event] = []
+        for detector in self.detectors:
+            events += self._check(detector, values.keys())
 
-        return [event for d in self.detectors for event in self._check(d, values.keys())]
+        return events
+
+    def _step_of(self, numbers: Mapping[str, float]) -> int:
+        for name in STEP_NAMES:
+            if name in numbers and is_finite(numbers[name]):
+                return int(numbers[name])
+
+        return self.step + 1
+
+    def _set_trials(self, numbers: Mapping[str, float], values: Mapping[str, float]) -> None:
+        """Give held-out accuracy the noise of as many coin tosses as there are problems."""
+        problems = values.get("heldout_problems", 0.0)
+        is_share = "eval/reward" not in numbers
+        if is_share and problems > 0 and "heldout" in self.tracks:
+            self.tracks["heldout"].trials = problems
+
+    # Numbers that follow from others
+
+    def _with_derived(self, values: Row) -> Row:
+        broken = sum(not is_finite(values[name]) for name in MUST_BE_FINITE & values.keys())
+        skipped = values.get("skipped", 0.0) > 0
+        derived = values | {"nonfinite": float(broken + skipped)}
+
+        if "zero_signal" not in values and "reward" in values:
+            derived["zero_signal"] = float(self._is_silent(values))
+        if derived.get("zero_signal", 0.0) >= SILENT:
+            for name in OF_THE_UPDATE:
+                derived.pop(name, None)
+
+        if "update_rms" in derived and values.get("lr", 0.0) > 0:
+            derived["update_ratio"] = values["update_rms"] / values["lr"]
+
+        gap = self._greedy_gap(values)
+        if gap is not None:
+            derived["greedy_gap"] = gap
+
+        return derived
+
+    def _is_silent(self, values: Mapping[str, float]) -> bool:
+        """Whether a batch had no signal, in a log without the share of such groups."""
+        if "reward_std" in values:
+            return values["reward_std"] <= NOTHING
+
+        reward = values["reward"]
+        track = self.tracks.get("reward")
+        if track is None or not track.recent or track.recent[-1] != reward:
+            return False
+
+        # The same mean to the last digit: where a failure is paid, or without a gradient.
+        gradient = values.get("grad_norm")
+        return reward <= 0 or (gradient is not None and gradient <= NOTHING)
+
+    def _greedy_gap(self, values: Mapping[str, float]) -> float | None:
+        """Greedy accuracy against that of sampling, in the evaluation or else in training."""
+        if "greedy" not in values:
+            return None
+
+        sampled = values.get("sampled")
+        if sampled is None:
+            correct = self.window("correct")
+            sampled = correct.now if correct else None
+
+        return None if sampled is None else abs(values["greedy"] - sampled)
+
+    # Tracks
+
+    def window(self, metric: str, scale: int = 0) -> TrackWindow | None:
+        """The short (0) to long window of a metric; None until it is full."""
+        track = self.tracks.get(metric)
+        if track is None:
+            return None
+
+        longest = len(track.sizes) - 1
+        return track.window(min(scale, longest))
+
+    def _track(self, name: str) -> Track:
+        if name not in self.tracks:
+            if is_sparse(name):
+                has_names = bool(METRICS[name].names)
+                self.tracks[name] = Track(1, 1, pooled=has_names)
+            else:
+                self.tracks[name] = Track(self.settings.warmup, self.settings.window)
+
+        return self.tracks[name]
+
+    # Detectors
+
+    def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
+        """Count this row for or against each case of a detector; return an event on a change."""
+        triggers = self._triggers[detector.name]
+        due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
+        for k in due:
+            event = self._count(detector, k)
+            if event is not None:
+                return [event]
+
+        if not due or self.counts[detector.name].severity == "clear":
+            return []
+
+        is_sparse_case = any(is_sparse(name) and name != "nonfinite" for name in triggers[due[0]])
+        return self._count_quiet(detector, is_sparse_case)
+
+    def _count(self, detector: Detector, k: int) -> Event | None:
+        """Count this row for or against the k-th case; an event if its patience is over."""
+        count = self.counts[detector.name]
+        case = detector.cases[k]
+        scale = self._scale_of(case, WARN)
+        if scale is None:
+            count.present[k] = 0
+            count.fatal[k] = 0
+            return None
+
+        fatal = self._fatal_case(detector)
+        count.present[k] += 1
+        count.fatal[k] = 0 if fatal is None else count.fatal[k] + 1
+
+        severity = self._new_severity(detector, k)
+        if severity is None:
+            return None
+
+        count.severity = severity
+        count.quiet = 0
+        return self._event(detector, (*case, *(fatal or ())), scale)
+
+    def _fatal_case(self, detector: Detector) -> Case | None:
+        for case in detector.fatal:
+            if self._scale_of(case, STOP) is not None:
+                return case
+        return None
+
+    def _new_severity(self, detector: Detector, k: int) -> Severity | None:
+        count = self.counts[detector.name]
+        to_stop = self._patience(detector, k, detector.fatal_patience)
+        if count.severity != "stop" and 0 < count.fatal[k] >= to_stop:
+            return "stop"
+
+        to_warn = self._patience(detector, k, detector.patience)
+        if count.severity == "clear" and 0 < count.present[k] >= to_warn:
+            return "warn"
+
+        return None
+
+    def _patience(self, detector: Detector, k: int, share: float) -> float:
+        """Rows that must show the k-th case."""
+        trigger = self._triggers[detector.name][k]
+        least = 0 if any(map(is_sparse, trigger)) else LEAST_PATIENCE
+        return max(share, least) * self.settings.patience
+
+    def _count_quiet(self, detector: Detector, is_sparse_case: bool) -> list[Event]:
+        """Count this row toward the end of a warning or a stop."""
+        count = self.counts[detector.name]
+        if count.severity == "stop":
+            lasts = any(self._is_shown(case, 0, 0.0) for case in detector.cases)
+        else:
+            lasts = any(count.present)
+
+        rows = CLEAR * self.settings.patience
+        if is_sparse_case:
+            rows = CLEAR_SPARSE * max(self.settings.patience * detector.patience, 1)
+
+        count.quiet = 0 if lasts else count.quiet + 1
+        if count.quiet < rows:
+            return []
+
+        # Where longer windows still remember it, a stop becomes a warning first.
+        left = next((case for case, num in zip(detector.cases, count.present) if num), ())
+        count.severity = "warn" if left else "clear"
+        count.quiet = 0
+
+        return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
+
+    def _scale_of(self, case: Case, caution: float) -> int | None:
+        """The window in which all symptoms of a case are present, if there is one."""
+        for scale in range(len(WINDOWS)):
+            if self._is_shown(case, scale, caution):
+                return scale
+        return None
+
+    def _is_shown(self, case: Case, scale: int, caution: float) -> bool:
+        return all(self._is_present(symptom, scale, caution) for symptom in case)
+
+    def _is_present(self, symptom: Symptom, scale: int, caution: float) -> bool:
+        track = self.tracks.get(symptom.metric)
+        if track is None:
+            return symptom.optional or symptom.moved == "absent"
+        if symptom.moved == "absent":
+            return False
+
+        window = self.window(symptom.metric, scale)
+        if window is None:
+            return False
+
+        noise = self.settings.noise * caution
+        return symptom.is_present(window, noise * length_factor(track))
+
+    # Events
+
+    def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
+        count = self.counts[detector.name]
+        count.began = self._onset(symptoms, scale, count.began)
+
+        confidence = None
+        if count.severity != "clear":
+            confidence = detector.confidence(count.severity)
+
+        return Event(
+            step=self.step,
+            detector=detector.name,
+            severity=count.severity,
+            diagnosis=detector.diagnosis,
+            remedy=detector.remedy,
+            changes=tuple(asdict(change) for change in detector.changes),
+            evidence=self._evidence(symptoms, scale),
+            began=count.began,
+            confidence=confidence,
+        )
+
+    def _evidence(self, symptoms: Case, scale: int) -> tuple[Evidence, ...]:
+        """How the metrics moved, each by its first symptom."""
+        evidence: dict[str, Evidence] = {}
+        for symptom in symptoms:
+            window = self.window(symptom.metric, scale)
+            if window is None or symptom.metric in evidence:
+                continue
+
+            before = None if symptom.is_level else window.reference(symptom.since)
+            evidence[symptom.metric] = Evidence(
+                metric=symptom.metric,
+                since=None if before is None else symptom.since,
+                before=before,
+                now=window.now,
+            )
+
+        return tuple(evidence.values())
+
+    def _onset(self, symptoms: Case, scale: int, before: int | None) -> int | None:
+        """The first step of what the symptoms show, or of the warning before it."""
+        if not symptoms:
+            return None
+
+        onsets = [] if before is None else [before]
+        oldest: list[int] = []  # steps, for symptoms that were all there from the start
+        for symptom in symptoms:
+            window = self.window(symptom.metric, scale)
+            if window is None:
+                continue
+
+            onset = symptom.onset(window)
+            if onset is not None:
+                onsets.append(onset)
+            if symptom.is_level:
+                oldest += window.track.steps[:1]
+
+        return min(onsets or oldest, default=None)
+
+    # The state of the run
 
     def blind(self) -> dict[str, tuple[str, ...]]:
         """Detectors that cannot run -> the metrics that the case nearest to running lacks."""
-        missing = {
-            d.name: [
-                tuple(
-                    s.metric
-                    for s in case
-                    if s.metric not in self.tracks and not (s.optional or s.moved == "absent")
-                )
-                for case in d.cases
-            ]
-            for d in self.detectors
-        }
+        blind = {}
+        for detector in self.detectors:
+            lacking = min((self._lacking(case) for case in detector.cases), key=len)
+            if lacking:
+                blind[detector.name] = lacking
 
-        fewest = {name: min(cases, key=len) for name, cases in missing.items()}
-        return {name: metrics for name, metrics in fewest.items() if metrics}
+        return blind
+
+    def _lacking(self, case: Case) -> tuple[str, ...]:
+        names = []
+        for symptom in case:
+            is_needed = not (symptom.optional or symptom.moved == "absent")
+            if is_needed and symptom.metric not in self.tracks:
+                names.append(symptom.metric)
+
+        return tuple(names)
 
     def active(self) -> dict[str, Severity]:
         """Detectors whose warning or stop is not cleared -> severity."""
@@ -127,9 +415,14 @@ class Engine:
 
     def unhealthy_since(self) -> int | None:
         """The earliest onset of an active harmful detector; None in a healthy run."""
-        counts = [self.counts[d.name] for d in self.detectors if not d.harmless]
-        onsets = [count.began for count in counts if count.severity != "clear"]
-        return min((step for step in onsets if step is not None), default=None)
+        onsets = []
+        for detector in self.detectors:
+            count = self.counts[detector.name]
+            is_active = count.severity != "clear" and not detector.harmless
+            if is_active and count.began is not None:
+                onsets.append(count.began)
+
+        return min(onsets, default=None)
 
     def force_stop(self, name: str) -> Event:
         """Let a detector stop at once, whatever its patience; its first case is the evidence."""
@@ -141,18 +434,19 @@ class Engine:
         """Stops that the last rows show for half of their patience, if the run ends here; the
         state stays as it is."""
         kept = self.counts
-        events = []
         self.counts = deepcopy(kept)
+        events = []
 
         for detector in self.detectors:
             count = self.counts[detector.name]
+            num = max(count.fatal, default=0)
             enough = int(self.settings.patience * detector.fatal_patience / 2)
 
-            k, num = max(enumerate(count.fatal), key=lambda each: each[1], default=(0, 0))
             if count.severity != "stop" and 0 < num >= enough:
                 count.severity = "stop"
-                case = detector.cases[k]
-                events.append(self._event(detector, case, self._scale_of(case, WARN) or 0))
+                case = detector.cases[count.fatal.index(num)]
+                scale = self._scale_of(case, WARN) or 0
+                events.append(self._event(detector, case, scale))
 
         self.counts = kept
         return events
@@ -176,201 +470,138 @@ class Engine:
         """Restore what `state` returned."""
         self.step = state["step"]
         self.tracks = {}
-
         for name, kept in state["tracks"].items():
             self._track(name).load_state(kept)
 
         self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
-    def _with_derived(self, values: dict[str, float]) -> dict[str, float]:
-        broken = sum(not is_finite(values[name]) for name in MUST_BE_FINITE & values.keys())
-        skipped = values.get("skipped", 0.0) > 0
 
-        out = values | {"nonfinite": float(broken + skipped)}
-        if "zero_signal" not in values and "reward" in values:
-            out["zero_signal"] = float(self._is_silent(values))
+class Monitor:
+    """An engine with its rows, events and actions, and its state at each checkpoint.
 
-        if out.get("zero_signal", 0.0) >= SILENT:
-            # Its update is zero, or that of the KL term: no measure of what is usual.
-            for name in ("grad_norm", "update_rms", "dead_blocks"):
-                out.pop(name, None)
+    After a rollback the run is judged from the state at the checkpoint, so old rows raise no alarm
+    and the same failure is caught again. A resumed run rebuilds all of it.
+    """
 
-        if "update_rms" in out and values.get("lr", 0.0) > 0:
-            out["update_ratio"] = values["update_rms"] / values["lr"]
+    def __init__(
+        self, settings: WatchSettings | None = None, detectors: Sequence[Detector] = DETECTORS
+    ) -> None:
+        self.engine = Engine(settings, detectors)
+        self.rows: list[Row] = []
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+        self.judged: set[str] = set()  # scores of the first evaluation
+        self.snapshots: dict[int, dict[str, Any]] = {}  # by the checkpoint's step
 
-        if "greedy" in values:
-            correct = self.window("correct")
-            sampled = values.get("sampled", correct.now if correct else None)
-            if sampled is not None:
-                out["greedy_gap"] = abs(values["greedy"] - sampled)
+    @property
+    def num_rollbacks(self) -> int:
+        return sum(action.is_rollback for action in self.actions)
 
-        return out
+    def update(self, row: Row) -> list[Event]:
+        row = self._judged(row)
+        self.rows.append(row)
+        new = self.engine.update(row)
+        self.events += new
 
-    def _is_silent(self, values: Mapping[str, float]) -> bool:
-        """Whether a batch had no signal, in a log without the share of such groups."""
-        if "reward_std" in values:
-            return values["reward_std"] <= NOTHING
+        return new
 
-        track = self.tracks.get("reward")
-        gradient = values.get("grad_norm")
-        if track is None or not track.recent or track.recent[-1] != values["reward"]:
-            return False
+    def _judged(self, row: Row) -> Row:
+        """The row without the scores of problem sets that the first evaluation did not have: a
+        mean over other sets is no fall. TRL logs each set as eval_reward, next to its runtime."""
+        scores = sources(row).get("heldout")
+        if not scores:
+            return row
 
-        # The same mean to the last digit: where a failure is paid, or without a gradient.
-        return values["reward"] <= 0 or (gradient is not None and gradient <= NOTHING)
+        sets = {key for key in row if RUNTIME.fullmatch(key)}
+        if not self.judged:
+            self.judged = {*scores, *sets}
 
-    def window(self, metric: str, scale: int = 0) -> Window | None:
-        """The short (0) to long window of a metric; None until it is full."""
-        track = self.tracks.get(metric)
-        return track and track.window(min(scale, len(track.sizes) - 1))
+        other = {key for key in scores if key not in self.judged}
+        if sets - self.judged:
+            other = set(scores)
 
-    def _track(self, name: str) -> Track:
-        if name not in self.tracks:
-            sparse = is_sparse(name)
-            settings = self.settings
-            size = (1, 1) if sparse else (settings.warmup, settings.window)
-            self.tracks[name] = Track(*size, pooled=sparse and bool(METRICS[name].names))
+        return {key: x for key, x in row.items() if key not in other}
 
-        return self.tracks[name]
+    def save(self, step: int) -> None:
+        self.snapshots[step] = self.engine.state()
 
-    def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
-        """Count this row for or against each case of a detector; return an event on a change."""
-        count = self.counts[detector.name]
-        triggers = self._triggers[detector.name]
+    def restore(self, step: int) -> None:
+        """Go back to the state at a checkpoint and drop the later ones."""
+        self.engine.load_state(self.snapshots[step])
+        self.snapshots = {at: state for at, state in self.snapshots.items() if at <= step}
 
-        due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
-        for k in due:
-            case = detector.cases[k]
-            scale = self._scale_of(case, WARN)
-            shown = (c for c in detector.fatal if self._scale_of(c, STOP) is not None)
-            fatal = None if scale is None else next(shown, None)
-            count.present[k] = 0 if scale is None else count.present[k] + 1
-            count.fatal[k] = 0 if fatal is None else count.fatal[k] + 1
+    def replay(self, history: Iterable[Row | Action], checkpoints: Collection[int]) -> None:
+        """Rebuild the state from the rows and actions of a run, and its existing checkpoints."""
+        past = list(history)
+        steps = set(checkpoints)
+        for item in past:
+            if isinstance(item, Action) and item.checkpoint is not None:
+                steps.add(item.checkpoint)
 
-            severity = self._new_severity(detector, count, k)
-            if severity and scale is not None:
-                count.severity = severity
-                count.quiet = 0
-                return [self._event(detector, (*case, *(fatal or ())), scale)]
+        to_save = sorted(steps)
+        for item in past:
+            while to_save and to_save[0] < int(step_of(item)):  # written after the rows of its step
+                self.save(to_save.pop(0))
 
-        if not due or count.severity == "clear":
-            return []
+            if isinstance(item, Action):
+                self.add_action(item)
+            else:
+                self.update(item)
 
-        if count.severity == "stop":
-            lasts = any(self._is_shown(case, 0, 0.0) for case in detector.cases)
-        else:
-            lasts = any(count.present)
+        for step in to_save:
+            self.save(step)
 
-        count.quiet = 0 if lasts else count.quiet + 1
-        rows = CLEAR * self.settings.patience
-        if any(is_sparse(name) and name != "nonfinite" for name in triggers[due[0]]):
-            rows = CLEAR_SPARSE * max(self.settings.patience * detector.patience, 1)
+    def add_action(self, action: Action) -> None:
+        """Record an action; after a rollback continue from the state at its checkpoint."""
+        if action.checkpoint is not None and action.checkpoint not in self.snapshots:
+            raise ValueError(
+                f"a rollback from step {action.step} to {action.checkpoint} does not go back: "
+                "events.jsonl belongs to another run"
+            )
 
-        if count.quiet >= rows:
-            # Where longer windows still remember it, a stop becomes a warning first.
-            left = next((case for case, num in zip(detector.cases, count.present) if num), ())
-            count.severity = "warn" if left else "clear"
-            count.quiet = 0
-            return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
+        self.actions.append(action)
+        if action.checkpoint is None:
+            return
 
-        return []
+        self.restore(action.checkpoint)
+        if any(change["field"] == TWO_PART.field for change in action.changes):
+            self._forget_reward()
 
-    def _new_severity(self, detector: Detector, count: "Counts", k: int) -> Severity | None:
-        # Less than the usual patience is for evaluations only: one row says next to nothing.
-        least = 0 if any(map(is_sparse, self._triggers[detector.name][k])) else 2 / 3
-        patience, fatal_patience = (
-            max(share, least) * self.settings.patience
-            for share in (detector.patience, detector.fatal_patience)
-        )
-
-        if count.severity != "stop" and 0 < count.fatal[k] >= fatal_patience:
-            return "stop"
-        if count.severity == "clear" and 0 < count.present[k] >= patience:
-            return "warn"
-
-        return None
-
-    def _scale_of(self, case: Case, caution: float) -> int | None:
-        """The window in which all symptoms of a case are present, if there is one."""
-        scales = range(len(WINDOWS))
-        return next((scale for scale in scales if self._is_shown(case, scale, caution)), None)
-
-    def _is_shown(self, case: Case, scale: int, caution: float) -> bool:
-        return all(self._is_present(symptom, scale, caution) for symptom in case)
-
-    def _is_present(self, symptom: Symptom, scale: int, caution: float) -> bool:
-        track = self.tracks.get(symptom.metric)
-        if track is None or symptom.moved == "absent":
-            return track is None and (symptom.optional or symptom.moved == "absent")
-
-        window = self.window(symptom.metric, scale)
-        noise = self.settings.noise * caution
-
-        return window is not None and symptom.is_present(window, noise * length_factor(track))
-
-    def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
-        seen: dict[str, Evidence] = {}
-        onsets: list[int | None] = []
-
-        oldest: list[int] = []  # steps, for symptoms that were all there from the start
-        for symptom in symptoms:
-            window = self.window(symptom.metric, scale)
-            if window is not None:
-                name = symptom.metric
-                is_level = symptom.moved in ("above", "below")
-                before = None if is_level else window.reference(symptom.since)
-                since = None if before is None else symptom.since
-
-                found = Evidence(
-                    metric=name,
-                    since=since,
-                    before=before,
-                    now=window.now,
-                )
-
-                seen.setdefault(name, found)
-                onsets.append(symptom.onset(window))
-                oldest += window.track.steps[:1] if is_level else []
-
-        count = self.counts[detector.name]
-
-        # A stop begins no later than the warning before it.
-        onsets.append(count.began if symptoms else None)
-        count.began = min([s for s in onsets if s is not None] or oldest, default=None)
-
-        return Event(
-            step=self.step,
-            detector=detector.name,
-            severity=count.severity,
-            diagnosis=detector.diagnosis,
-            remedy=detector.remedy,
-            changes=tuple(asdict(change) for change in detector.changes),
-            evidence=tuple(seen.values()),
-            began=count.began,
-            confidence=None if count.severity == "clear" else detector.confidence(count.severity),
-        )
+    def _forget_reward(self) -> None:
+        """Another reward has another scale: no snapshot may compare the two."""
+        for step in sorted(self.snapshots):  # the last is the one that was restored
+            self.engine.load_state(self.snapshots[step])
+            self.engine.forget("reward")
+            self.save(step)
 
 
-@dataclass
-class Counts:
-    """Consecutive rows that showed each case of a detector, and its last severity."""
+def merge_history(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> list[Row | Action]:
+    """Rows of metrics.jsonl and actions of events.jsonl, each after the rows of its step."""
+    actions = [Action.from_record(record) for record in events if record.get("kind") == "guard"]
+    items: list[Row | Action] = [*rows, *actions]
+    return sorted(items, key=step_of)
 
-    present: list[int]
-    fatal: list[int]
-    quiet: int = 0
-    severity: Severity = "clear"
-    began: int | None = None  # onset of what was last reported
 
-    @classmethod
-    def of(cls, detector: Detector) -> "Counts":
-        return cls([0] * len(detector.cases), [0] * len(detector.cases))
+def step_of(item: Row | Action) -> float:
+    if isinstance(item, Action):
+        return item.step
+    return item["step"]
+
+
+def trigger_of(case: Case) -> set[str]:
+    """Metrics of which a row must have one for a case to be checked: the sparse ones, if there are
+    any, so that patience counts evaluations and not the rows between them."""
+    metrics = {symptom.metric for symptom in case}
+    sparse = {name for name in metrics if is_sparse(name)}
+    return sparse or metrics
 
 
 def length_factor(track: Track) -> float:
     """The required share of the noise setting, which grows with the length of the run."""
+    growth = math.log(track.num_seen)
     if track.sparse:
-        return SPARSE_BASE + SPARSE_GROWTH * math.log(track.num_seen)
-    return ROW_BASE + ROW_GROWTH * math.log(track.num_seen) + FEW / track.num_seen
+        return SPARSE_BASE + SPARSE_GROWTH * growth
+    return ROW_BASE + ROW_GROWTH * growth + FEW / track.num_seen
 
 
 def is_sparse(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 Severity = Literal["warn", "stop", "clear"]
 # Key of an action in a trainer's log_history, where a resumed run and the readers look for it.
 ACTION_KEY = "mesotron/guard"
+AS_FACTOR = ("length", "grad_norm", "entropy", "step_time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +22,12 @@ class Evidence:
 
     def text(self) -> str:
         name = self.metric.replace("_", " ")
-        before = self.before
-        now = self.now
-        if before is None:
-            return f"{name} {now:.3g}"
-        if self.metric in ("length", "grad_norm", "entropy", "step_time") and before > 0:
-            return f"{name} x{now / before:.2g}"
+        if self.before is None:
+            return f"{name} {self.now:.3g}"
+        if self.metric in AS_FACTOR and self.before > 0:
+            return f"{name} x{self.now / self.before:.2g}"
 
-        return f"{name} {before:.3g} to {now:.3g}"
+        return f"{name} {self.before:.3g} to {self.now:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +56,25 @@ class Event:
     began: int | None = None
     confidence: float | None = None
 
+    @property
+    def title(self) -> str:
+        """The detector's name in words."""
+        return self.detector.replace("_", " ")
+
     def record(self) -> dict[str, Any]:
         """The event as a row of events.jsonl."""
         return asdict(self) | {"kind": "watch"}
 
     def sentence(self, with_remedy: bool = True) -> str:
         """The event in one line: "step 512 stop, reward collapse: ... (reward 0.71 to 0.14)"."""
-        where = f"step {self.step} {self.severity}, {self.detector.replace('_', ' ')}"
+        where = f"step {self.step} {self.severity}, {self.title}"
         if self.severity == "clear":
             return f"{where}: no longer present"
 
-        evidence = ", ".join(item.text() for item in self.evidence)
-        text = f"{where}: {self.diagnosis}{f' ({evidence})' if evidence else ''}"
+        text = f"{where}: {self.diagnosis}"
+        if self.evidence:
+            evidence = ", ".join(item.text() for item in self.evidence)
+            text += f" ({evidence})"
 
         return f"{text}; {self.remedy}" if with_remedy else text
 
@@ -87,14 +93,21 @@ class Action:
     reason: str
     evidence: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def is_rollback(self) -> bool:
+        return self.action == "rollback"
+
     def record(self) -> dict[str, Any]:
         """The action as a row of events.jsonl."""
         return asdict(self) | {"kind": "guard"}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Action":
-        values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
-        values |= {key: tuple(x) for key, x in values.items() if isinstance(x, list)}
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            if field.name in record:
+                value = record[field.name]
+                values[field.name] = tuple(value) if isinstance(value, list) else value
 
         wrong = f"not a guard action (it needs a step and a reason): {record}"
         try:
@@ -103,19 +116,24 @@ class Action:
         except (KeyError, TypeError) as error:
             raise ValueError(wrong) from error
 
-        if not (isinstance(action.step, int) and isinstance(action.checkpoint, int | None)):
+        if not isinstance(action.step, int) or not isinstance(action.checkpoint, int | None):
             raise ValueError(wrong)
 
         return action
 
     def sentence(self) -> str:
         """The action in one line: "step 70 rollback 1 to step 50: ...; optim.lr 0.01 to 0.005"."""
-        where = f" {self.attempt} to step {self.checkpoint}" if self.action == "rollback" else ""
-        changed = [f"{c['field']} {_text(c['old'])} to {_text(c['new'])}" for c in self.changes]
-        refused = [f"{c['field']} not changed: {c['why']}" for c in self.refused]
-        head = f"step {self.step} {self.action}{where}: {self.reason}"
+        where = f" {self.attempt} to step {self.checkpoint}" if self.is_rollback else ""
+        parts = [f"step {self.step} {self.action}{where}: {self.reason}"]
+        for change in self.changes:
+            old = _text(change["old"])
+            new = _text(change["new"])
+            parts.append(f"{change['field']} {old} to {new}")
 
-        return "; ".join([head, *changed, *refused])
+        for refusal in self.refused:
+            parts.append(f"{refusal['field']} not changed: {refusal['why']}")
+
+        return "; ".join(parts)
 
 
 def _text(value: Any) -> str:

@@ -59,6 +59,7 @@ _STANDARD = {name: next(iter(metric.names), name) for name, metric in METRICS.it
 _STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
 _NATIVE = {*_STANDARD.values(), "eval/greedy"}
 _PARTS = {"correct", "formatted"}  # from single reward functions
+GROUPS = ("mixed", "all_right", "all_wrong")
 REWARD_MODEL = {"min_reward", "mean_reward", "max_reward", "margin"}  # logged by TRL's
 PERCENT = {"pct", "percent", "percentage"}
 
@@ -98,24 +99,27 @@ def _combine(name: str, numbers: list[float]) -> float:
 
 def _derive(values: Row) -> Row:
     """Shares from counts of groups, and what is the difference of two logged numbers."""
-    if values.keys().isdisjoint(("mixed", "all_wrong", "sequence_length")):
-        return values
+    if "mixed" in values or "all_wrong" in values:
+        _count_to_share(values)
 
-    groups = {name: values.get(name, 0.0) for name in ("mixed", "all_right", "all_wrong")}
-    total = sum(groups.values())
-    if "mixed" in values and total > 1.01:  # rllm counts groups
-        for name, count in groups.items():
-            values[name] = count / total
-    elif max(groups.values()) > 1:  # counts, out of an unknown number
-        values = {name: value for name, value in values.items() if name not in groups}
-
-    if "mixed" in values and "zero_signal" not in values:
-        values["zero_signal"] = 1 - values["mixed"]
-
-    if "sequence_length" in values and "prompt_length" in values and "length" not in values:
-        values["length"] = values["sequence_length"] - values["prompt_length"]
+    if "mixed" in values:
+        values.setdefault("zero_signal", 1 - values["mixed"])
+    if values.keys() >= {"sequence_length", "prompt_length"}:
+        values.setdefault("length", values["sequence_length"] - values["prompt_length"])
 
     return values
+
+
+def _count_to_share(values: Row) -> None:
+    """Some log how many groups are all right, all wrong or mixed, in place of their share."""
+    groups = {name: values.get(name, 0.0) for name in GROUPS}
+    total = sum(groups.values())
+    if "mixed" in values and total > 1.01:  # rllm
+        for name, count in groups.items():
+            values[name] = count / total
+    elif max(groups.values()) > 1:  # out of an unknown number
+        for name in GROUPS:
+            values.pop(name, None)
 
 
 def standard_row(row: Row) -> Row:

@@ -59,18 +59,14 @@ def _flatten(
 ) -> StepName:
     """Put the numbers into `row`; returns the best name of a step."""
     for key, value in values.items():
-        kind = type(value)
-        if kind is dict:
+        if type(value) is dict:
             if depth:
                 inner = prefix if key in WRAPPERS else f"{prefix}{key}/"
                 best = _flatten(inner, value, row, depth - 1, best)
             continue
 
         name, rank = _known_key(f"{prefix}{key}" if prefix else key)
-        if rank is not None and kind is str:  # ms-swift logs "5/100"
-            value = value.partition("/")[0]
-
-        number = value if kind is float else to_number(value)
+        number = to_number(value) if rank is None else _step_number(value)
         if number is None or not name or len(row) >= MAX_KEYS:
             continue
 
@@ -79,6 +75,12 @@ def _flatten(
             best = name, rank
 
     return best
+
+
+def _step_number(value: Any) -> float | None:
+    if isinstance(value, str):  # ms-swift logs "5/100"
+        value = value.partition("/")[0]
+    return to_number(value)
 
 
 @lru_cache(maxsize=65536)
@@ -96,6 +98,8 @@ def _known_key(key: str) -> tuple[str, int | None]:
 
 def to_number(value: Any) -> float | None:
     """A logged value as a number, None for text and booleans; "50%" is 0.5."""
+    if type(value) is float:
+        return value
     if isinstance(value, str):
         return _parse_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
