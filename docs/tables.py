@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mesotron.config.registry import REWARDS, TASKS
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
+from mesotron.watch.find import by_rank
 
 PAGES = Path(__file__).parent
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -46,6 +47,12 @@ def optimizers() -> str:
     return table(["builder", "hidden matrices", "the rest"], rows)
 
 
+def formats() -> str:
+    """The formats of logs, in the order in which a folder is searched for them."""
+    rows = [[f"`{each.kind}`", each.about] for each in by_rank()]
+    return table(["`--kind`", "what it reads"], rows)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -55,6 +62,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks,
     "rewards": rewards,
     "optimizers": optimizers,
+    "formats": formats,
 }
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from mesotron.cli import main
-from mesotron.config import RewardConfig, TaskConfig
-from mesotron.config.registry import REWARDS, TASKS
+from mesotron.config import RewardConfig, TaskConfig, WatchConfig
+from mesotron.config.registry import FORMATS, REWARDS, TASKS
 from mesotron.rewards.call import make_reward
 from mesotron.tasks.load import load_task
+from mesotron.watch.log import read_log
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -38,7 +39,9 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (TASKS, REWARDS):
+    for registry in (TASKS, REWARDS, FORMATS):
+        for name in registry:
+            assert registry[name]  # what is imported now stays known afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
     return tmp_path
@@ -73,6 +76,20 @@ def test_a_reward(judge):
     ids = [[1] * 4, [1] * 5, [1], [1]]
     golds = ["7", "7", "7", None]
     assert reward(texts, ids, golds, [False] * 4) == [1.0, 0.5, 0.0, None]
+
+
+def test_a_log_format(folder):
+    log = folder / "train.log"
+    log.write_text("Loading\nEpoch:[1/1](7/9), Prize: 0.25, Actor Loss: 0.1\n")
+    with pytest.raises(ValueError, match="minimind"):
+        WatchConfig(kind="minimind")
+    with pytest.raises(ValueError, match="no row"):
+        read_log(log)
+
+    importlib.import_module("minimind")
+    read = read_log(log)
+    assert read.kind == WatchConfig(kind="minimind").kind
+    assert read.rows == [{"step": 7, "reward": 0.25, "loss": 0.1}]
 
 
 @pytest.mark.usefixtures("folder")

@@ -2,11 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
+from mesotron.config.registry import FORMATS
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
+
+# The choices that the help shows; the registry may know more by the time a config is made.
+if TYPE_CHECKING:
+    LogKind = str
+else:
+    LogKind = Literal[("auto", *FORMATS.names())] | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +160,8 @@ class WatchConfig(Config):
     path: Path = setting(Path("runs/last"), positional=True)
     """Run folder, trainer_state.json, JSONL, CSV, Parquet, TensorBoard, W&B, trackio, MLflow or
     console log, a notebook, or a folder of runs; FILE#NAME is one run of a file with several."""
-    kind: str = "auto"
-    """Format of the path, one of those in docs/watch.md (auto: by its name and first bytes)."""
+    kind: LogKind = "auto"
+    """Format of the path (auto: by its name and first bytes)."""
     rename: tuple[str, ...] = ()
     """Metric names the watch does not know, as in reward=my_score (ours on the left). They are
     remembered in mesotron_names.json beside the log."""
@@ -184,6 +191,8 @@ class WatchConfig(Config):
     settings: WatchSettings = WatchSettings()
 
     def check_fields(self) -> None:
+        if self.kind != "auto" and self.kind not in FORMATS:
+            self.refuse("kind", FORMATS.hint(self.kind))
         for text in self.alerts:
             check_alert(text)
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
+from mesotron.watch.detectors import Detector
 from mesotron.watch.engine import Engine, Monitor, is_sparse
 from mesotron.watch.events import Action, Event, Evidence, Severity
 from mesotron.watch.metrics import METRICS, canonical

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from mesotron.watch.formats import FORMATS
+from mesotron.config.registry import FORMATS
 from mesotron.watch.formats.jsonl import is_dump
-from mesotron.watch.reader import Reader, first_bytes, inner_suffix
+from mesotron.watch.reader import PRINTED, Reader, first_bytes, inner_suffix
 
 AUTO = "auto"
 MAX_ENTRIES = 10_000  # searched in each folder
@@ -152,11 +152,8 @@ def locate_file(path: Path, kind: str) -> LogSource:
     if not file.is_file():
         raise ValueError(f"{file} is not a regular file: give a run folder or a log file")
 
-    check_kind(kind)
-    if kind == AUTO:
-        kind = recognize(file).kind
-
-    return LogSource(kind, [file], part)
+    log_format = recognize(file) if kind == AUTO else FORMATS[kind]
+    return LogSource(log_format.kind, [file], part)
 
 
 def _split_part(path: Path) -> tuple[Path, str | None]:
@@ -220,7 +217,8 @@ def _is_printed(file: Path, log_format: type[Reader]) -> bool:
 
 
 def by_rank() -> list[type[Reader]]:
-    return sorted(FORMATS.values(), key=lambda log_format: log_format.rank)
+    formats = [FORMATS[name] for name in FORMATS]
+    return sorted(formats, key=lambda log_format: log_format.rank)
 
 
 def formats_of(kind: str) -> list[type[Reader]]:
@@ -228,17 +226,11 @@ def formats_of(kind: str) -> list[type[Reader]]:
     if kind == AUTO:
         return [log_format for log_format in by_rank() if not log_format.printed]
 
-    check_kind(kind)
     return [FORMATS[kind]]
 
 
 def printed_formats() -> list[type[Reader]]:
     return [log_format for log_format in by_rank() if log_format.printed]
-
-
-def check_kind(kind: str) -> None:
-    if kind != AUTO and kind not in FORMATS:
-        raise ValueError(f"--kind {kind} is not one of {', '.join([AUTO, *FORMATS])}")
 
 
 def recognize(path: Path) -> type[Reader]:
@@ -252,12 +244,7 @@ def recognize(path: Path) -> type[Reader]:
         if log_format.recognizes(head):
             return log_format
 
-    for log_format in printed_formats():
-        if inner_suffix(path) in log_format.suffixes:
-            return log_format
+    if inner_suffix(path) in PRINTED:
+        return printed_formats()[-1]  # the most general
 
     raise ValueError(f"{path} is not a known kind of log: give --kind, one of {', '.join(FORMATS)}")
-
-
-# Suffixes of files that hold what a program printed.
-PRINTED = {suffix for log_format in printed_formats() for suffix in log_format.suffixes}

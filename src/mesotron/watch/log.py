@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesotron.config.registry import FORMATS
 from mesotron.watch.find import AUTO, locate
-from mesotron.watch.formats import FORMATS
 from mesotron.watch.reader import MAX_FILE, Reader
 from mesotron.watch.rows import MAX_KEYS, Row
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from mesotron.config.registry import FORMATS
 from mesotron.watch.rows import Row, RunNames
 
 R = TypeVar("R", bound="type[Reader]")
@@ -28,23 +29,20 @@ MAX_LINE = 2**20
 MAX_HEAD = 100  # lines before the first that names its run
 BLOCK = 2**18  # bytes read at once
 PEEK = 2**16  # bytes to recognize a format by
-
-FORMATS: dict[str, "type[Reader]"] = {}
+PRINTED = (".log", ".out", ".txt", ".err")  # suffixes of files with what a program printed
 
 
 def log_format(name: str, *, about: str) -> Callable[[R], R]:
     """Register a reader as the log format `name`, which is also its value of `--kind`.
 
-    `about` is its row in the table of docs/watch.md.
+    In a file of `formats/` that is called like the format, that is all it takes. `about` is its
+    cell in the table of docs/watch.md.
     """
 
-    if name in FORMATS:
-        raise ValueError(f"there is a log format {name!r} already: choose another name")
-
     def register(reader: R) -> R:
+        FORMATS.add(name, reader, reader.__module__)
         reader.kind = name
         reader.about = about
-        FORMATS[name] = reader
         return reader
 
     return register
@@ -56,7 +54,7 @@ class Reader(ABC):
     kind: ClassVar[str]
     about: ClassVar[str]
     rank: ClassVar[int] = 0  # where several formats fit, the lowest is taken
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    suffixes: ClassVar[tuple[str, ...]] = ()  # that say all
     in_folders: ClassVar[bool] = True  # files with these suffixes in a folder are its runs
     printed: ClassVar[bool] = False  # lines among others: sought where there is no other log
     whole: ClassVar[bool] = False  # see `WholeReader`
@@ -67,7 +65,7 @@ class Reader(ABC):
     @classmethod
     def has_name(cls, path: Path) -> bool:
         """Whether the name of a file alone says that it has this format."""
-        return not cls.printed and inner_suffix(path) in cls.suffixes
+        return inner_suffix(path) in cls.suffixes
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

@@ -54,7 +54,6 @@ PADDING = re.compile(r"(?<=[a-z:=])\s{2,}(?=[-+.\d])", re.IGNORECASE)  # as f"{x
 )
 class Console(LineReader):
     rank = 100
-    suffixes = (".log", ".out", ".txt", ".err")
     printed = True
 
     def __init__(self, path: Path, part: str | None = None) -> None:
