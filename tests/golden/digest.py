@@ -79,6 +79,11 @@ def without_volatile(value: Any) -> Any:
     return value
 
 
+def without_clocks(text: str) -> str:
+    """A printed text without its milliseconds."""
+    return re.sub(r"[\d.]+ ms\b", "... ms", text)
+
+
 def compare_folders(first: Path, second: Path, only: Iterable[str] = ()) -> int:
     """Print one line per case; returns 1 if any differs, failed, or is missing on one side."""
     stems = {path.stem for folder in (first, second) for path in folder.glob("*.json")}

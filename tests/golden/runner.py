@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from golden.cases import CASES, Killed
-from golden.digest import digest_folder
+from golden.digest import digest_folder, without_clocks
 
 ROOT = Path(__file__).parents[2]
 INPUTS = Path(__file__).parent / "inputs"
@@ -81,7 +81,7 @@ def run_case(name: str, folder: Path) -> dict:
 
     if CASES[name].shown:
         for log in sorted(folder.glob("output-*.txt")):
-            digest[log.name] = log.read_text(encoding="utf-8").splitlines()
+            digest[log.name] = without_clocks(log.read_text(encoding="utf-8")).splitlines()
 
     for heavy in [*folder.rglob("checkpoints"), *folder.rglob("export")]:
         shutil.rmtree(heavy, ignore_errors=True)
