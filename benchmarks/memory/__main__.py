@@ -34,7 +34,9 @@ from mesotron.rewards.call import make_reward
 from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.objectives import trl_arguments
 from mesotron.rlvr.parts import Parts, build_trainer
-from mesotron.rlvr.plan.estimate import GIB, SHAPES, Lengths, find_device, predict
+from mesotron.rlvr.plan.estimate import predict
+from mesotron.rlvr.plan.setup import Lengths
+from mesotron.rlvr.plan.shapes import GIB, SHAPES, find_device
 from mesotron.runs import RunFolder
 from mesotron.tasks.load import load_task
 

@@ -21,7 +21,9 @@ from mesotron.models.load import load_model
 from mesotron.models.names import TINY_WEIGHTS, check_cached, locate
 from mesotron.optim.device import choose_device
 from mesotron.rlvr.optimizer import build_optimizer
-from mesotron.rlvr.plan.estimate import SHAPES, Lengths, predict
+from mesotron.rlvr.plan.estimate import predict
+from mesotron.rlvr.plan.setup import Lengths
+from mesotron.rlvr.plan.shapes import SHAPES
 from mesotron.tasks.builtin import arith
 from support import rlvr_tiny as tiny
 

@@ -27,7 +27,8 @@ from mesotron.rewards.call import (
     try_reward,
 )
 from mesotron.rlvr.objectives import check_enough, trl_arguments
-from mesotron.rlvr.plan.estimate import GIB, QUANTIZED_BYTES, find_shape
+from mesotron.rlvr.plan.memory import least_memory
+from mesotron.rlvr.plan.shapes import GIB
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import new_run_path, newest_whole
 from mesotron.runs.doctor import list_gpus
@@ -185,24 +186,32 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
 
 def check_memory(config: TrainConfig | SftConfig) -> None:
     """Refuse a model whose weights, gradients and momentum alone exceed the machine's memory."""
-    model = config.model
-    shape = find_shape(config.model.name)
-    gpus = () if config.device == "cpu" or shape is None else list_gpus()
-    width = 2 if gpus and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
-    width = QUANTIZED_BYTES.get(model.load, width)
-    needed = (0 if shape is None else shape.parameters) * width * (1 if model.lora else 3) / GIB
-    if needed < SMALL or num_processes() > 1:
+    if num_processes() > 1:
         return
 
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    memory = max((gpu.memory for gpu in gpus), default=machine)
-    if needed > memory:
-        remedies = ["a smaller --model", *["--model.load 4bit"] * (model.load == "full")]
-        remedy = " or ".join(remedies if model.lora else ["--lora 16", *remedies[:1]])
-        raise ValueError(
-            f"training {model.name} takes at least {needed:,.0f} GiB, and this "
-            f"{'GPU' if gpus else 'machine'} has {memory:,.0f}: use {remedy}"
-        )
+    gpus = () if config.device == "cpu" else list_gpus()
+    needed = least_memory(config, has_gpu=bool(gpus))
+    if gpus:
+        machine = "GPU"
+        memory = max(gpu.memory for gpu in gpus)
+    else:
+        machine = "machine"
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+
+    if needed < SMALL or needed <= memory:
+        return
+
+    model = config.model
+    remedies = ["a smaller --model"]
+    if not model.lora:
+        remedies.insert(0, "--lora 16")
+    elif model.load == "full":
+        remedies.append("--model.load 4bit")
+
+    raise ValueError(
+        f"training {model.name} takes at least {needed:,.0f} GiB, and this {machine} has "
+        f"{memory:,.0f}: use {' or '.join(remedies)}"
+    )
 
 
 def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[str]]:

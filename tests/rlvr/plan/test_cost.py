@@ -23,17 +23,14 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.recipes import make_recipe
-from mesotron.rlvr.plan.cost import (
-    Estimator,
-    Pace,
-    advise,
-    estimate,
-    find_pace,
-    find_problems,
-    lengths_of,
-    maths_of,
-)
-from mesotron.rlvr.plan.estimate import DEVICES, GIB, Lengths, find_device, find_shape, predict
+from mesotron.rlvr.plan.advice import advise
+from mesotron.rlvr.plan.cost import estimate_run
+from mesotron.rlvr.plan.estimate import estimate_step, predict
+from mesotron.rlvr.plan.pace import Pace, find_pace
+from mesotron.rlvr.plan.problems import find_problems, lengths_of
+from mesotron.rlvr.plan.setup import Lengths
+from mesotron.rlvr.plan.shapes import DEVICES, GIB, find_device, find_shape
+from mesotron.rlvr.plan.sizes import step_math
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import Plan
 from mesotron.watch import budget as budget_of_run
@@ -63,7 +60,7 @@ from support.rlvr_tiny import SlowBudget
 )
 def test_step_math(rollout, name, problems, expected):
     config = PlanConfig(objective=ObjectiveConfig(name=name), rollout=RolloutConfig(**rollout))
-    assert maths_of(config, problems) == expected
+    assert step_math(config, problems) == expected
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(10, 83), (512, 83 + 2 * 90)])
@@ -152,7 +149,7 @@ def test_what_a_budget_buys():
         gpu="h100",
     )
 
-    found = estimate(config, 5000, Pace(10.0, 50.0, "as stated"))
+    found = estimate_run(config, 5000, Pace(10.0, 50.0, "as stated"))
     assert found.dollars(1250) == pytest.approx(1250 * 10 / 3600 * 3.95)
     assert found.affordable_steps == int(45 / 3.95 * 360)
 
@@ -162,7 +159,7 @@ def test_what_a_budget_buys():
 
     # The last of two rollouts is complete.
     config = replace(config, rollout=replace(rollout, updates=2), steps=3)
-    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
+    assert estimate_run(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
 
     # Oversampled prompts cost time and tokens.
     objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
@@ -173,13 +170,13 @@ def test_what_a_budget_buys():
         tokens_per_second=160,
     )
 
-    pace = find_pace(config, 5000, Estimator(config, 60))
+    pace = find_pace(config, 5000, estimate_step(config, 60))
     assert pace.seconds_per_step == 2 * 16 * 50 / 160
 
     # Two further rounds at most, or one.
     for rounds, most in ((3, 320 + 2 * 160), (1, 320)):
         limited = replace(config, objective=replace(objective, dynamic_max_rounds=rounds))
-        assert estimate(limited, 5000, pace).tokens == (320, 320 * 50, most * 100)
+        assert estimate_run(limited, 5000, pace).tokens == (320, 320 * 50, most * 100)
 
 
 def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
@@ -376,17 +373,17 @@ def test_every_gpu_has_a_price_and_is_found_by_its_name():
 
 def test_a_run_that_does_not_fit_gets_changes_that_do():
     config = replace(with_model(name="Qwen/Qwen2.5-7B", dtype="bfloat16"), gpu="a10g")
-    lines = advise(Estimator(config, 60))
+    lines = advise(estimate_step(config, 60))
     assert all(any(flag in line for line in lines) for flag in ("--lora 16", "--gpu"))
 
     sizes = [line.split("(")[1].split(" GiB")[0] for line in lines if "GiB" in line]
     assert all(float(size) <= DEVICES["a10g"].memory for size in sizes)
 
     whole = replace(with_model(name="Qwen/Qwen2.5-14B", lora=16), gpu="t4")
-    assert not Estimator(whole, 60).prediction.fits
+    assert not estimate_step(whole, 60).prediction.fits
 
     for fast in (True, False):  # advised only where it is not on
-        advised = advise(Estimator(with_rollout(fast=fast), 60))
+        advised = advise(estimate_step(with_rollout(fast=fast), 60))
         assert any("--rollout.fast" in line for line in advised) is not fast
 
 
@@ -432,8 +429,8 @@ def test_sizes_of_datasets_without_the_network(tmp_path):
 
 
 def test_earlier_runs_calibrate_the_estimate(tmp_path):
-    plain = Estimator(QWEN, 60, tmp_path)
-    assert (plain.factor, plain.runs) == (1.0, [])
+    plain = estimate_step(QWEN, 60, tmp_path)
+    assert (plain.factor, plain.runs) == (1.0, ())
 
     expected = plain.prediction.step
 
@@ -446,7 +443,7 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
             run.append("metrics", {"step": step, "time/step": ratio * expected})
 
     def used():
-        return [Path(name).name for name in Estimator(QWEN, 60, tmp_path).runs]
+        return [Path(name).name for name in estimate_step(QWEN, 60, tmp_path).runs]
 
     add_run("on-cpu", "tiny", "cpu", [900.0] * 5)
     add_run("edited", QWEN.model.name, "NVIDIA H100", [float("nan"), -1.0] * 3)
@@ -457,7 +454,7 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
     add_run("same", QWEN.model.name, "NVIDIA H100 80GB HBM3", [9.0, 4.0, 2.0, 2.0, 2.0])
     assert used() == ["same"]
 
-    calibrated = Estimator(QWEN, 60, tmp_path)
+    calibrated = estimate_step(QWEN, 60, tmp_path)
     assert calibrated.factor == pytest.approx(2.0, rel=0.05)
     assert find_pace(QWEN, 7473, calibrated).seconds_per_step == calibrated.factor * expected
 
