@@ -8,14 +8,13 @@ from mesotron.jax.labels import LabelTable, label
 from mesotron.jax.partition import (
     chain_with_muon,
     chain_with_pion,
-    clip_by_global_norm,
     multi_transform_with_muon,
     multi_transform_with_pion,
     muon,
     normuon,
     pion,
-    skip_nonfinite,
 )
+from mesotron.jax.safety import clip_by_global_norm, skip_nonfinite
 from mesotron.jax.stats import read_stats
 from mesotron.jax.step import SpectralState
 from mesotron.jax.transforms import scale_by_muon, scale_by_pion

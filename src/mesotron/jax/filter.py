@@ -6,7 +6,7 @@ trace, vmap and shard. Nothing here needs float64.
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from mesotron.spectral import Filter, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, aim
 
 _POWER_STEPS = 6
+Triple = tuple[Any, ...]  # the coefficients (a, b, c) of one step
 
 
 class Filtered(NamedTuple):
@@ -67,31 +68,41 @@ def filter_batch(
         steps = (PROMOTE,) * len(steps)  # the steepest case
 
     plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
-    t = None
-    done = 0
-
-    if filter.cutoff is not None and promote is None:
+    triples = [triple for segment in plan for triple in segment.steps]
+    if promote is not None:
+        triples = _traced_triples(promote, len(triples), X.dtype)
+    elif filter.cutoff is not None:
         X, A, t = _rescale_to_bound(X, A, filter.cutoff)
+        triples = _aimed_triples(t, len(triples), X.dtype)
 
     for segment in plan:
-        triples: list[tuple] = list(segment.steps)
-        for k in range(len(triples)):
-            if promote is not None:  # the first `promote` steps promote, the others suppress
-                pairs = zip(PROMOTE, SUPPRESS)
-                triples[k] = tuple(
-                    jnp.where(done < promote, *pair).astype(X.dtype) for pair in pairs
-                )
-            elif t is not None:  # each matrix has its own coefficients, [B, 1, 1]
-                triple, t = aim(t)
-                triples[k] = tuple(x[:, None, None].astype(X.dtype) for x in triple)
-
-            done += 1
-
+        own = triples[: len(segment.steps)]
+        triples = triples[len(segment.steps) :]
         run = _gram_segment if segment.form == "gram" else _standard_segment
-        X = run(X, A, triples)
+        X = run(X, A, own)
         A = None
 
     return Filtered(X, concentration, _sum_of_squares(X))
+
+
+def _traced_triples(promote: Array, count: int, dtype: Any) -> list[Triple]:
+    """The first `promote` steps promote, the others suppress."""
+    triples = []
+    for k in range(count):
+        a, b, c = (jnp.where(k < promote, *pair) for pair in zip(PROMOTE, SUPPRESS))
+        triples.append((a.astype(dtype), b.astype(dtype), c.astype(dtype)))
+
+    return triples
+
+
+def _aimed_triples(t: Array, count: int, dtype: Any) -> list[Triple]:
+    """Coefficients of each matrix's own cutoff, [B, 1, 1] each."""
+    triples = []
+    for _ in range(count):
+        (a, b, c), t = aim(t)
+        triples.append(tuple(x[:, None, None].astype(dtype) for x in (a, b, c)))
+
+    return triples
 
 
 def normalize(X: Array) -> Array:
@@ -106,8 +117,10 @@ def normalize(X: Array) -> Array:
 
 def _product(S: Array, T: Array) -> Array:
     """S T; in float32 at full precision, which accelerators otherwise reduce."""
-    exact = S.dtype in (jnp.float32, jnp.float64)
-    return jnp.matmul(S, T, precision=jax.lax.Precision.HIGHEST if exact else None)
+    is_exact = S.dtype in (jnp.float32, jnp.float64)
+    precision = jax.lax.Precision.HIGHEST if is_exact else None
+
+    return jnp.matmul(S, T, precision=precision)
 
 
 def _sum_of_squares(X: Array) -> Array:
@@ -150,7 +163,7 @@ def largest_eigenvalue(S: Array) -> Array:
     return jnp.linalg.norm(v, axis=1).max(1)
 
 
-def _standard_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
+def _standard_segment(X: Array, A: Array | None, triples: list[Triple]) -> Array:
     for a, b, c in triples:
         A = _product(X, X.mT) if A is None else A
         X = a * X + _product(_combine(A, b, c), X)
@@ -159,7 +172,7 @@ def _standard_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
     return X
 
 
-def _gram_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
+def _gram_segment(X: Array, A: Array | None, triples: list[Triple]) -> Array:
     """Iterate R = X X^T: with Z = a I + b R + c R R, a polynomial of R that commutes with it,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
     R = _product(X, X.mT) if A is None else A
@@ -181,6 +194,7 @@ def _combine(A: Array, b: float | Array, c: float | Array) -> Array:
     """b A + c A A."""
     if isinstance(c, float) and c == 0:
         return b * A
+
     return b * A + c * _product(A, A)
 
 

@@ -28,6 +28,8 @@ from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, RoutingTable, Row,
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _ATTENTION = {part: words(names) for part, names in _TABLES.pop("attention").items()}
 _NAMES = {kind: words(names) for kind, names in _TABLES.items()}
+# Part of attention and dimensions of its kernel -> view, where heads have an axis.
+_WITH_HEADS = {("queries", 3): "ioo", ("outs", 3): "iio", ("fused", 4): "isoo"}
 _BIASES = ("bias", "b")
 _ADVICE = "pass overrides={'<path>': 'adamw'}, 'matrix' or a view such as 'sio'"
 
@@ -93,46 +95,52 @@ def label(
 
     sites = _make_sites(shapes, attribute_leaves(params), stacked)
     fixed = {path for path in sites if _first_match(path, overrides) is not None}
-    roles = {
-        path: Role("lora", "a factor of a LoRA product")
-        if lora and is_factor(path)
-        else _choose_role(site, overrides, per_head)
-        for path, site in sites.items()
-    }
+    roles = {}
+    for path, site in sites.items():
+        if lora and is_factor(path):
+            roles[path] = Role("lora", "a factor of a LoRA product")
+        else:
+            roles[path] = _choose_role(site, overrides, per_head)
 
     roles = _find_ends(sites, roles, fixed)
-    problems = [role.unclear for role in roles.values() if role.unclear]
-    if problems:
-        complain(f"filtered without certainty: {'; '.join(problems)}. To decide, {_ADVICE}", strict)
-        for path, role in roles.items():
-            if role.unclear:
-                view = role.view if role.is_matrix else default_view(len(shapes[path]))
-                roles[path] = matrix("matrix", "unclear, so filtered", view)
+    roles = _settle_unclear(sites, roles, strict)
 
-    names = {role.name for role in roles.values()}
     # A table can be the head as well (tied weights); an override means that the user has checked.
-    if not names & {"head", "embedding", "lora"} and not fixed and "matrix" in names:
+    names = {role.name for role in roles.values()}
+    has_end = bool(names & {"head", "embedding", "lora"})
+    if "matrix" in names and not has_end and not fixed:
         complain(f"no leaf looks like an output layer. If there is one, {_ADVICE}", strict)
 
-    rows = []
-    for path, shape in shapes.items():
-        role = roles[path]
-        rule, view = ("matrix", role.view) if role.is_matrix else ("adamw", "-")
-        rule = "lora" if role.name == "lora" else rule
-
-        rows.append(
-            Row(
-                path,
-                shape,
-                role.name,
-                rule,
-                view,
-                1.0,
-                role.reason,
-            )
-        )
-
+    rows = [_make_row(path, shape, roles[path]) for path, shape in shapes.items()]
     return LabelTable(rows, jax.tree.structure(params))
+
+
+def _settle_unclear(sites: dict[str, "LeafSite"], roles: Roles, strict: bool) -> Roles:
+    """Leaves whose role is in doubt are filtered, with a warning; if strict they are refused."""
+    problems = [role.unclear for role in roles.values() if role.unclear]
+    if not problems:
+        return roles
+
+    complain(f"filtered without certainty: {'; '.join(problems)}. To decide, {_ADVICE}", strict)
+    settled = dict(roles)
+    for path, role in roles.items():
+        if role.unclear:
+            view = role.view if role.is_matrix else default_view(len(sites[path].shape))
+            settled[path] = matrix("matrix", "unclear, so filtered", view)
+
+    return settled
+
+
+def _make_row(path: str, shape: tuple[int, ...], role: Role) -> Row:
+    rule = "adamw"
+    view = "-"
+    if role.is_matrix:
+        rule = "matrix"
+        view = role.view
+    elif role.name == "lora":
+        rule = "lora"
+
+    return Row(path, shape, role.name, rule, view, 1.0, role.reason)
 
 
 _warned: set[str] = set()
@@ -155,13 +163,21 @@ def only_matrices(tree: Any) -> dict[str, str] | None:
         return None
 
     sites = _make_sites(shapes, attribute_leaves(tree), ())
-    layers = any(base_name(site.leaf) in _NAMES["matrix_leaves"] for site in sites.values())
-    small = () if layers else ("bias", "norm")  # a matrix may be called "b" where there is no "w"
-    roles = {path: _role_of(site) for path, site in sites.items()}
-    if not all(role.is_matrix or role.unclear or role.name in small for role in roles.values()):
-        return None
+    has_layers = any(base_name(site.leaf) in _NAMES["matrix_leaves"] for site in sites.values())
 
-    return {path: role.view for path, role in roles.items() if role.is_matrix}
+    views = {}
+    for path, site in sites.items():
+        role = _role_of(site)
+        if role.is_matrix:
+            views[path] = role.view
+            continue
+
+        # A matrix may be called "b" where there is no "w".
+        may_be_matrix = not has_layers and role.name in ("bias", "norm")
+        if not role.unclear and not may_be_matrix:
+            return None
+
+    return views
 
 
 def _first_match(path: str, patterns: Iterable[str]) -> str | None:
@@ -172,27 +188,29 @@ def _choose_role(site: "LeafSite", overrides: Mapping[str, str], per_head: bool)
     role = _role_of(site)
     pattern = _first_match(site.name, overrides)
     if pattern is not None:
-        choice = overrides[pattern]
-        reason = f"override {pattern!r}"
-        if choice == "adamw":
-            known = not role.is_matrix and not role.unclear
-            return Role(role.name if known else "override", reason)
+        return _overridden(site, role, overrides[pattern], f"override {pattern!r}")
+    if per_head and role.name == "attention" and role.is_matrix:
+        return _split_heads(site, role)
 
-        if choice == "matrix":
-            view = role.view if role.is_matrix else default_view(len(site.shape))
-            return matrix("matrix", reason, view)
+    return role
 
-        return matrix("matrix", reason, check_view(choice, site.shape, site.name))
 
-    if not per_head or role.name != "attention" or not role.is_matrix:
-        return role
+def _overridden(site: "LeafSite", role: Role, choice: str, reason: str) -> Role:
+    if choice == "adamw":
+        is_known = not role.is_matrix and not role.unclear
+        return Role(role.name if is_known else "override", reason)
 
+    if choice == "matrix":
+        view = role.view if role.is_matrix else default_view(len(site.shape))
+        return matrix("matrix", reason, view)
+
+    return matrix("matrix", reason, check_view(choice, site.shape, site.name))
+
+
+def _split_heads(site: "LeafSite", role: Role) -> Role:
+    """One matrix for each head of a projection."""
     # The axis of heads is next to the head's width: (in, heads, width), (heads, width, out).
-    for whole, split in {
-        "isoo": "isso",
-        "ioo": "iso",
-        "iio": "sio",
-    }.items():
+    for whole, split in (("isoo", "isso"), ("ioo", "iso"), ("iio", "sio")):
         if role.view.endswith(whole):
             view = role.view.removesuffix(whole) + split
             return replace(role, view=view, reason="projection, per head")
@@ -254,20 +272,17 @@ def _make_sites(
 
     sites = {}
     for path, shape in shapes.items():
-        module = path.rpartition("/")[0]
-        around = module.rpartition("/")[0] if module else ""
-        biases = (f"{module}/{name}".lstrip("/") for name in _BIASES)
-        bias = next((shapes[name] for name in biases if name in shapes), None)
-        siblings = frozenset(base_name(name) for name in children[around])
-        is_stacked = _first_match(path, stacked) is not None
+        module, _, _ = path.rpartition("/")
+        around, _, _ = module.rpartition("/")
+        biases = [f"{module}/{name}".lstrip("/") for name in _BIASES]
 
         sites[path] = LeafSite(
             path,
             shape,
-            path in attributes,
-            bias,
-            siblings,
-            is_stacked,
+            attribute=path in attributes,
+            bias=next((shapes[name] for name in biases if name in shapes), None),
+            siblings=frozenset(map(base_name, children[around])),
+            stacked=_first_match(path, stacked) is not None,
         )
 
     return sites
@@ -284,18 +299,15 @@ def _role_of(site: LeafSite) -> Role:
     leaf = base_name(site.leaf)
 
     parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
-    if leaf in _NAMES["vector_leaves"] or len(site.shape) < 2:
-        norm = "norm" in name or parts & {"ln", "scale", "gamma"}
-        return Role("norm", "a gain") if norm else Role("bias", "one vector per layer")
-
-    if "norm" in name:
+    is_vector = leaf in _NAMES["vector_leaves"] or len(site.shape) < 2
+    if "norm" in name or (is_vector and parts & {"ln", "scale", "gamma"}):
         return Role("norm", "a gain")
+    if is_vector:
+        return Role("bias", "one vector per layer")
     if parts & _NAMES["tables"] or "pos" in name.split("_"):
         return Role("position or token", "a lookup table")
-
-    for n in (name, leaf):
-        if n in _NAMES["embeddings"] or n.startswith("embed") or "embed" in n.split("_"):
-            return Role("embedding", "a lookup table, or a layer in its place")
+    if _is_embedding(name) or _is_embedding(leaf):
+        return Role("embedding", "a lookup table, or a layer in its place")
 
     if leaf not in _NAMES["matrix_leaves"]:
         return _unclear(site, f"unknown leaf name {site.leaf!r}")
@@ -311,6 +323,10 @@ def _role_of(site: LeafSite) -> Role:
     return _matrix_role(site)
 
 
+def _is_embedding(name: str) -> bool:
+    return name in _NAMES["embeddings"] or name.startswith("embed") or "embed" in name.split("_")
+
+
 def _matrix_role(site: LeafSite) -> Role:
     stacks = _num_stacks(site)
     if stacks is None:
@@ -323,24 +339,23 @@ def _matrix_role(site: LeafSite) -> Role:
 
     if len(kernel) == 2:
         order, where = ("oi", "(out, in)") if site.outputs_first else ("io", "(in, out)")
-
-        # Haiku calls attention's output projection "linear".
-        attention = site.in_attention and (site.attention_part or site.layer_name == "linear")
-        name = "expert" if site.in_experts else "attention" if attention else "matrix"
         kind = "stacked hidden layers" if stack else "hidden"
-        return matrix(name, f"{kind} {where}", stack + order)
+        return matrix(_hidden_name(site), f"{kind} {where}", stack + order)
 
-    whole = {
-        ("queries", 3): "ioo",
-        ("outs", 3): "iio",
-        ("fused", 4): "isoo",
-    }
-
-    view = whole.get((site.attention_part, len(kernel)))
+    view = _WITH_HEADS.get((site.attention_part, len(kernel)))
     if view is None:
         return _unclear(site, f"unknown layout of {len(kernel)} dimensions")
 
     return matrix("attention", "projection with an axis of heads", stack + view)
+
+
+def _hidden_name(site: LeafSite) -> str:
+    if site.in_experts:
+        return "expert"
+
+    # Haiku calls attention's output projection "linear".
+    is_projection = bool(site.attention_part) or site.layer_name == "linear"
+    return "attention" if site.in_attention and is_projection else "matrix"
 
 
 def _conv_role(site: LeafSite, stack: str, kernel: tuple[int, ...]) -> Role:
@@ -365,16 +380,7 @@ def _num_stacks(site: LeafSite) -> int | None:
         return 1
 
     if site.bias is not None:
-        # A bias has an axis for each stack, and then those of the outputs.
-        for num in range(len(shape) - 1):
-            outputs = site.bias[num:]
-            rest = shape[num:]
-            side = rest[: len(outputs)] if site.outputs_first else rest[-len(outputs) :]
-            most = {"queries": 2, "fused": 3}.get(part, 1)
-            if side == outputs and site.bias[:num] == shape[:num] and 1 <= len(outputs) <= most:
-                return num
-
-        return None
+        return _num_stacks_by_bias(site, site.bias)
 
     if len(shape) == 2 or "conv" in site.layer_name:
         return 0
@@ -388,6 +394,21 @@ def _num_stacks(site: LeafSite) -> int | None:
     return None
 
 
+def _num_stacks_by_bias(site: LeafSite, bias: tuple[int, ...]) -> int | None:
+    """A bias has an axis for each stack, and then those of the outputs."""
+    most = {"queries": 2, "fused": 3}.get(site.attention_part, 1)  # axes of the outputs
+    for num in range(len(site.shape) - 1):
+        outputs = bias[num:]
+        kernel = site.shape[num:]
+        side = kernel[: len(outputs)] if site.outputs_first else kernel[-len(outputs) :]
+
+        has_stacks = bias[:num] == site.shape[:num]
+        if has_stacks and side == outputs and 1 <= len(outputs) <= most:
+            return num
+
+    return None
+
+
 def _unclear(site: LeafSite, why: str) -> Role:
     return Role("unknown", why, unclear=f"{site.name} {site.shape}: {why}")
 
@@ -396,7 +417,7 @@ def _unclear(site: LeafSite, why: str) -> Role:
 # outputs of one do not fit the inputs of the next. Layers inside numbered blocks are hidden.
 
 
-class _Layer(NamedTuple):
+class _Numbered(NamedTuple):
     """A plain layer of a run, with the widths it connects."""
 
     path: str
@@ -411,20 +432,26 @@ def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Rol
     fed, read = _known_widths(sites, roles)
     for root in _networks(sites, roles):
         runs = _runs(root, sites, roles, fixed)
-        is_conv = [roles[run[0].path].name == "convolution" for run in runs]
+        are_convolutions = [roles[run[0].path].name == "convolution" for run in runs]
+        has_input = _has_input_convolution(root, sites, roles)
 
-        found = any(
-            roles[path].name == "input" and site.layer[:-1] == root and len(site.shape) > 2
-            for path, site in sites.items()
-        )
-        for run, conv in zip(runs, is_conv):
-            if not conv:
-                _mark_ends(run, result, fed, read, any(is_conv))
-            elif not found:
+        for run, is_convolution in zip(runs, are_convolutions):
+            if not is_convolution:
+                _mark_ends(run, result, fed, read, any(are_convolutions))
+            elif not has_input:
                 _set(result, run[0], "input", "the first convolution")
-                found = True
+                has_input = True
 
     return result
+
+
+def _has_input_convolution(root: tuple[str, ...], sites: dict[str, LeafSite], roles: Roles) -> bool:
+    for path, site in sites.items():
+        is_own = site.layer[:-1] == root
+        if is_own and roles[path].name == "input" and len(site.shape) > 2:
+            return True
+
+    return False
 
 
 def _known_widths(sites: dict[str, LeafSite], roles: Roles) -> tuple[set[int], set[int]]:
@@ -452,7 +479,7 @@ def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]
     layers = {sites[path].layer for path in known}
     networks = []
 
-    open_ = [()]
+    open_: list[tuple[str, ...]] = [()]
     while open_:
         place = open_.pop()
         inside = [layer for layer in layers if layer[: len(place)] == place]
@@ -461,15 +488,18 @@ def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]
             continue
 
         parts = {layer[: len(place) + 1] for layer in inside}
-        open_ += [part for part in parts if len(parts) == 1 or not part[-1][-1].isdigit()]
+        for part in parts:
+            is_block = part[-1][-1].isdigit()
+            if len(parts) == 1 or not is_block:
+                open_.append(part)
 
     return sorted(networks)
 
 
 def _runs(
     root: tuple[str, ...], sites: dict[str, LeafSite], roles: Roles, fixed: set[str]
-) -> list[list[_Layer]]:
-    runs: dict[str, list[_Layer]] = {}
+) -> list[list[_Numbered]]:
+    runs: dict[str, list[_Numbered]] = {}
     for path, site in sites.items():
         role = roles[path]
         plain = role.is_matrix and role.name in ("matrix", "convolution") and "s" not in role.view
@@ -478,21 +508,20 @@ def _runs(
 
         number = re.search(r"\d+$", site.layer[-1])
         _, outputs, inputs = read_view(role.view, site.shape)
-        layer = _Layer(
-            path,
-            int(number[0]) if number else -1,
-            inputs,
-            outputs,
-            path in fixed,
+        layer = _Numbered(
+            path=path,
+            number=int(number[0]) if number else -1,
+            inputs=inputs,
+            outputs=outputs,
+            fixed=path in fixed,
         )
-
         runs.setdefault(base_name(site.layer[-1]), []).append(layer)
 
     return [sorted(run, key=lambda layer: layer.number) for run in runs.values()]
 
 
 def _mark_ends(
-    run: list[_Layer], roles: Roles, fed: set[int], read: set[int], after_conv: bool
+    run: list[_Numbered], roles: Roles, fed: set[int], read: set[int], after_conv: bool
 ) -> None:
     for piece in _connected(run, roles):
         first = piece[0]
@@ -513,7 +542,7 @@ def _mark_ends(
             _set(roles, last, "head", "the last layer of its run")
 
 
-def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
+def _connected(run: list[_Numbered], roles: Roles) -> list[list[_Numbered]]:
     pieces = [[run[0]]]
     for before, after in pairwise(run):
         if before.outputs != after.inputs:
@@ -529,12 +558,12 @@ def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
     return pieces
 
 
-def _set(roles: Roles, layer: _Layer, name: str, reason: str) -> None:
+def _set(roles: Roles, layer: _Numbered, name: str, reason: str) -> None:
     if not layer.fixed and not roles[layer.path].unclear:
         roles[layer.path] = Role(name, reason)
 
 
-def _set_unclear(roles: Roles, layer: _Layer, why: str) -> None:
+def _set_unclear(roles: Roles, layer: _Numbered, why: str) -> None:
     if not layer.fixed:
         problem = f"{layer.path} ({layer.inputs} to {layer.outputs}) {why}"
         roles[layer.path] = replace(roles[layer.path], unclear=problem)

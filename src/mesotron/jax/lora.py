@@ -9,6 +9,7 @@ Legend: K layers; A is [K, r, n], B is [K, m, r]; the adapted weight is m x n.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,26 @@ _JITTER = 1e-6  # of a Gram matrix's mean diagonal, in float32
 _POWER_STEPS = 8
 SUFFIXES = ("lora_a", "lora_b")
 Filtering = Callable[[Array], Filtered]  # of a batch of wide matrices
+
+
+class LoraUnit(NamedTuple):
+    """What a step of a product is measured in."""
+
+    scale: float = 1.0  # factor of the product in the forward pass, alpha / r as a rule
+    name: str = "rms"  # "rms": as large as full Muon's; "direction": each of its directions is
+
+    def check(self) -> None:
+        if self.name not in ("rms", "direction"):
+            raise ValueError(f"lora_unit={self.name!r} must be 'rms' or 'direction'")
+        if isinstance(self.scale, int | float) and not self.scale > 0:
+            raise ValueError(f"lora_scale={self.scale} must be above 0, as alpha / r is")
+
+
+class Pair(NamedTuple):
+    """The two factors of a product, or their gradients, momenta or directions."""
+
+    A: Array  # [K, r, n]
+    B: Array  # [K, m, r]
 
 
 class LoraState(NamedTuple):
@@ -73,69 +94,74 @@ def lora_product(
     momentum: Rate,
     nesterov: bool,
     weight_decay: Rate,
+    unit: LoraUnit,
     scale: Any = "rms",
-    lora_scale: float,
-    lora_unit: str = "rms",
     momentum_dtype: str | None = None,
 ) -> optax.GradientTransformation:
     """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
     learning rate is inside: the damping of A follows it."""
+    rule = LoraRule(
+        learning_rate=learning_rate,
+        filter=filter,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        unit=unit,
+        scale=scale,
+        momentum_dtype=momentum_dtype,
+    )
+    return optax.GradientTransformation(rule.init, rule.update)
 
-    def init(params: Any) -> LoraState:
-        def zeros(p: Array) -> Array:
-            dtype = momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
-            return jnp.zeros_like(p, dtype=dtype)
 
-        find_pairs(params)
-        return LoraState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params))
+@dataclass(frozen=True, kw_only=True)
+class LoraRule:
+    """The options of `lora_product`."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, LoraState]:
+    learning_rate: Rate
+    filter: Filtering
+    momentum: Rate
+    nesterov: bool
+    weight_decay: Rate
+    unit: LoraUnit
+    scale: Any
+    momentum_dtype: str | None
+
+    def init(self, params: Any) -> LoraState:
+        find_pairs(params)  # refuses a factor without its partner now, not at the first step
+        return LoraState(jnp.zeros([], jnp.int32), jax.tree.map(self._zeros, params))
+
+    def _zeros(self, p: Array) -> Array:
+        dtype = self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
+        return jnp.zeros_like(p, dtype=dtype)
+
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, LoraState]:
         if params is None:
             raise ValueError("a LoRA product needs the weights: call update(grads, state, params)")
 
-        rate, mu, decay = (value_at(x, state.step) for x in (learning_rate, momentum, weight_decay))
         names = [name for name, _ in named_leaves(updates)]
         grads, structure = jax.tree.flatten(updates)
-        weights, momenta = map(structure.flatten_up_to, (params, state.momentum))
-
+        weights = structure.flatten_up_to(params)
+        momenta = structure.flatten_up_to(state.momentum)
         steps = list(grads)
+
         for path, (other, inputs_first) in find_pairs(updates).items():
-            pair = (names.index(path), names.index(other))
-            ok = jnp.array([jnp.isfinite(grads[k]).all() for k in pair]).all()
-            sides = []
+            a = names.index(path)
+            b = names.index(other)
+            ok = jnp.isfinite(grads[a]).all() & jnp.isfinite(grads[b]).all()
 
             directions = []
-            for k in pair:
-                M = momenta[k]
-                G = jnp.where(ok, grads[k].astype(jnp.promote_types(M.dtype, jnp.float32)), M)
-                mixed = G + mu * (M - G)
-                momenta[k] = mixed.astype(M.dtype)
-                U = G + mu * (mixed - G) if nesterov else mixed
+            for k in (a, b):
+                momenta[k], U = self._mix(grads[k], momenta[k], ok, state.step)
                 directions.append(_stacked(U, inputs_first))
-                sides.append(_stacked(weights[k].astype(G.dtype), inputs_first))
 
-            (A, B), (U_A, U_B) = sides, directions
-            m = B.shape[1]
-            n = A.shape[2]
-            traced = isinstance(scale, Array)
-
-            e = rate * (scale * step_scale(1.0, m, n) if traced else step_scale(scale, m, n))
-            if lora_unit == "rms":  # r directions change the product by Muon's RMS
-                e = e * math.sqrt(min(m, n) / min(A.shape[1], m, n))
-
-            units = product_step(
-                A,
-                B,
-                U_A,
-                U_B,
-                e,
-                lora_scale,
-                filter,
+            U = Pair(*directions)
+            pair = Pair(
+                _stacked(weights[a].astype(U.A.dtype), inputs_first),
+                _stacked(weights[b].astype(U.B.dtype), inputs_first),
             )
 
-            keep = 1 - rate * decay  # of B alone, which the inverse in B's step does not need
-            for k, old, unit in zip(pair, (A, B), (units[0] / keep, units[1])):
-                move = -e / lora_scale * unit + ((keep - 1) * old if old is B else 0)
+            moves = self._moves(pair, U, state.step)
+            for k, move in zip((a, b), moves):
                 move = jnp.where(ok, move.mT if inputs_first else move, 0)
                 steps[k] = move.reshape(grads[k].shape).astype(grads[k].dtype)
 
@@ -144,7 +170,42 @@ def lora_product(
 
         return jax.tree.unflatten(structure, steps), LoraState(step, kept)
 
-    return optax.GradientTransformation(init, update)
+    def _mix(self, G: Array, M: Array, ok: Array, step: Array) -> tuple[Array, Array]:
+        """The momentum after a gradient, and the direction; both stay if it is not `ok`."""
+        mu = value_at(self.momentum, step)
+        G = jnp.where(ok, G.astype(jnp.promote_types(M.dtype, jnp.float32)), M)
+        mixed = G + mu * (M - G)
+        U = G + mu * (mixed - G) if self.nesterov else mixed
+
+        return mixed.astype(M.dtype), U
+
+    def _moves(self, pair: Pair, U: Pair, step: Array) -> Pair:
+        """What is added to A and to B."""
+        rate = value_at(self.learning_rate, step)
+        keep = 1 - rate * value_at(self.weight_decay, step)
+        s = self.unit.scale
+        e = self._step_size(pair, rate)
+        dA, dB = product_step(pair, U, e, s, self.filter)
+
+        # The decay is of B alone, which the inverse in B's step does not need.
+        move_A = -e / s * (dA / keep)
+        move_B = -e / s * dB + (keep - 1) * pair.B
+
+        return Pair(move_A, move_B)
+
+    def _step_size(self, pair: Pair, rate: Any) -> Any:
+        """The change of the product's singular values by a step of full rank."""
+        m = pair.B.shape[1]
+        r, n = pair.A.shape[1:]
+        if isinstance(self.scale, Array):
+            e = rate * (self.scale * step_scale(1.0, m, n))
+        else:
+            e = rate * step_scale(self.scale, m, n)
+
+        if self.unit.name == "rms":  # r directions change the product by Muon's RMS
+            e = e * math.sqrt(min(m, n) / min(r, m, n))
+
+        return e
 
 
 def _stacked(X: Array, inputs_first: bool) -> Array:
@@ -152,34 +213,47 @@ def _stacked(X: Array, inputs_first: bool) -> Array:
     return X.mT if inputs_first else X
 
 
-def product_step(
-    A: Array, B: Array, U_A: Array, U_B: Array, e: Any, s: float, filter: Filtering
-) -> tuple[Array, Array]:
+def product_step(pair: Pair, U: Pair, e: Any, s: float, filter: Filtering) -> Pair:
     """Unit steps of A and B: the weights change by -(e / s) times these."""
+    A, B = pair
+
+    # Cholesky factors of A A^T, and of B^T B with the damping of A's step.
     C = _root(_dot(A, A.mT))
     identity = jnp.broadcast_to(jnp.eye(C.shape[1], dtype=C.dtype), C.shape)
     inverse = solve_triangular(C, identity, lower=True)
     E = _root(_dot(B.mT, B) + jnp.square(DAMPING * e / s) * _dot(inverse.mT, inverse))
-    X_B = solve_triangular(C, U_B.mT, lower=True)
-    X_A = solve_triangular(E, U_A, lower=True)
-    F_B, F_A = (_filtered(X, filter) for X in (X_B, X_A))
+
+    # Filter in the coordinates in which the other factor is orthogonal, and go back.
+    F_B = _filtered(solve_triangular(C, U.B.mT, lower=True), filter)
+    F_A = _filtered(solve_triangular(E, U.A, lower=True), filter)
     dB = solve_triangular(C.mT, F_B, lower=False).mT
     dA = solve_triangular(E.mT, F_A, lower=False)
-    L = jnp.concatenate([dB, B], axis=2)
-    R = jnp.concatenate([A, dA], axis=1)
+
+    c = _shrink(pair, Pair(dA, dB))
+    return Pair(dA * c, dB * c)
+
+
+def _shrink(pair: Pair, step: Pair) -> Array:
+    """[K, 1, 1], by which a step shrinks so that both terms of the product's change together are
+    no larger than the larger one alone."""
+    L = jnp.concatenate([step.B, pair.B], axis=2)
+    R = jnp.concatenate([pair.A, step.A], axis=1)
     left = _dot(L.mT, L)
     right = _dot(R, R.mT)
-    r = A.shape[1]
+    r = pair.A.shape[1]
 
     # Vectors of the input space, so that the norms do not depend on the gauge.
     k = jnp.arange(1, R.shape[2] + 1, dtype=R.dtype)
     start = _dot(R, jnp.stack([jnp.sin(0.7 * k * k), jnp.cos(1.1 * k * k)], axis=1))
-    parts = (slice(None), slice(0, r), slice(r, None))
-    norm, *terms = (_norm(left[:, x, x], right[:, x, x], start[:, x]) for x in parts)
-    c = jnp.where(norm > 0, jnp.maximum(*terms) / jnp.where(norm > 0, norm, 1), 1)
-    c = jnp.clip(c, 0.5, 1.0)[:, None, None]
 
-    return dA * c, dB * c
+    def norm_of(part: slice) -> Array:
+        return _norm(left[:, part, part], right[:, part, part], start[:, part])
+
+    norm = norm_of(slice(None))
+    larger = jnp.maximum(norm_of(slice(0, r)), norm_of(slice(r, None)))
+    c = jnp.where(norm > 0, larger / jnp.where(norm > 0, norm, 1), 1)
+
+    return jnp.clip(c, 0.5, 1.0)[:, None, None]
 
 
 def _filtered(X: Array, filter: Filtering) -> Array:
@@ -190,12 +264,14 @@ def _filtered(X: Array, filter: Filtering) -> Array:
 
 
 def _root(gram: Array) -> Array:
+    """The lower Cholesky factor, with a jitter that keeps it finite."""
     jitter = _JITTER * jnp.trace(gram, axis1=1, axis2=2) / gram.shape[1]
     jitter = jitter + jnp.finfo(gram.dtype).tiny * 1e6
     return jnp.linalg.cholesky(gram + jitter[:, None, None] * jnp.eye(gram.shape[1]))
 
 
 def _norm(left: Array, right: Array, z: Array) -> Array:
+    """[K], the spectral norm of L R from the Gram matrices of L and R^T, by power iteration."""
     y = z
     for _ in range(_POWER_STEPS):
         y = _dot(left, z)

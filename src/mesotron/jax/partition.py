@@ -1,33 +1,24 @@
 """One transformation for a whole tree: Muon, NorMuon or Pion for the hidden matrices, AdamW for the
 rest. `muon`, `normuon` and `pion` are the twins of PyTorch's builders and route the leaves by
 `mesotron.jax.label`; `multi_transform_with_*` are the same under older names, and `chain_with_*`
-clips first.
+clips first. `tree.transform_tree` does the work.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import jax.numpy as jnp  # noqa: F401  # for the examples
 import optax
 from jax import Array
 
-from mesotron.jax.filter import filter_batch
-from mesotron.jax.labels import complain, label, only_matrices
-from mesotron.jax.lora import is_factor, lora_product
-from mesotron.jax.stats import Rate, check_range, measured, value_at
+from mesotron.jax.safety import clip_by_global_norm
+from mesotron.jax.stats import Rate
 from mesotron.jax.step import Views
-from mesotron.jax.transforms import NEWTON_SCHULZ, scale_by_muon, scale_by_pion
-from mesotron.jax.views import named_leaves
-from mesotron.spectral import make_filter
+from mesotron.jax.transforms import scale_by_muon, scale_by_pion
+from mesotron.jax.tree import transform_tree
 from mesotron.spectral.filters import Cutoff
 
-_ROUTING = ("per_head", "stacked", "overrides", "strict")
-_FILTER = ("filter", "steps", "rank", "promote", "cutoff")
 
-
-def muon(
+def muon(  # the public signature names every option
     learning_rate: Rate = 1e-3,
     momentum: Rate = 0.95,
     nesterov: bool = True,
@@ -103,7 +94,31 @@ def muon(
 
     References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
     """
-    return _multi_transform(scale_by_muon, "learning_rate", dict(locals()))
+    return transform_tree(
+        scale_by_muon,
+        learning_rate,
+        aux_lr=aux_lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        betas=betas,
+        eps=eps,
+        filter=filter,
+        ns=ns,
+        rank=rank,
+        steps=steps,
+        lora=lora,
+        lora_scale=lora_scale,
+        lora_unit=lora_unit,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=shardings,
+        stats=stats,
+        **routing,
+    )
 
 
 def normuon(
@@ -123,16 +138,11 @@ def normuon(
     if options.get("lora") is not None:
         raise ValueError("lora='product' belongs to muon and pion, not to normuon")
 
-    options = {
-        "weight_decay": 0.01,
-        **options,
-        "beta2": beta2,
-        "learning_rate": learning_rate,
-    }
-    return _multi_transform(scale_by_muon, "learning_rate", options)
+    options = {"weight_decay": 0.01, **options, "beta2": beta2}
+    return transform_tree(scale_by_muon, learning_rate, **options)
 
 
-def pion(
+def pion(  # the public signature names every option
     learning_rate: Rate = 1e-3,
     momentum: Rate = 0.95,
     nesterov: bool = True,
@@ -174,10 +184,33 @@ def pion(
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """
-    return _multi_transform(scale_by_pion, "learning_rate", dict(locals()))
+    return transform_tree(
+        scale_by_pion,
+        learning_rate,
+        aux_lr=aux_lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        betas=betas,
+        eps=eps,
+        promote=promote,
+        cutoff=cutoff,
+        steps=steps,
+        lora=lora,
+        lora_scale=lora_scale,
+        lora_unit=lora_unit,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=shardings,
+        stats=stats,
+        **routing,
+    )
 
 
-def multi_transform_with_muon(
+def multi_transform_with_muon(  # the public signature names every option
     muon_lr: Rate = 1e-3,
     aux_lr: Rate | None = None,
     momentum: Rate = 0.95,
@@ -203,10 +236,21 @@ def multi_transform_with_muon(
         >>> tx = multi_transform_with_muon(0.02, 2.5e-4)
         >>> updates, state = tx.update(params, tx.init(params), params)
     """
-    return _multi_transform(scale_by_muon, "muon_lr", dict(locals()))
+    return transform_tree(
+        scale_by_muon,
+        muon_lr,
+        rate_name="muon_lr",
+        aux_lr=aux_lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        betas=betas,
+        eps=eps,
+        **options,
+    )
 
 
-def multi_transform_with_pion(
+def multi_transform_with_pion(  # the public signature names every option
     pion_lr: Rate = 1e-3,
     aux_lr: Rate | None = None,
     momentum: Rate = 0.95,
@@ -223,7 +267,18 @@ def multi_transform_with_pion(
     Example:
         >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="aligned", per_head=True)
     """
-    return _multi_transform(scale_by_pion, "pion_lr", dict(locals()))
+    return transform_tree(
+        scale_by_pion,
+        pion_lr,
+        rate_name="pion_lr",
+        aux_lr=aux_lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        betas=betas,
+        eps=eps,
+        **options,
+    )
 
 
 def chain_with_muon(
@@ -247,14 +302,7 @@ def chain_with_muon(
         >>> schedule = optax.linear_schedule(0.02, 0.0, 1000)
         >>> tx = chain_with_muon(schedule, 2.5e-4, max_grad_norm=0.5)
     """
-    routed = multi_transform_with_muon(
-        muon_lr,
-        aux_lr,
-        momentum,
-        nesterov,
-        weight_decay,
-        **options,
-    )
+    routed = multi_transform_with_muon(muon_lr, aux_lr, momentum, nesterov, weight_decay, **options)
     return _clipped(routed, max_grad_norm)
 
 
@@ -274,178 +322,12 @@ def chain_with_pion(
     Example:
         >>> tx = chain_with_pion(0.02, 2.5e-4, promote=2)
     """
-    routed = multi_transform_with_pion(
-        pion_lr,
-        aux_lr,
-        momentum,
-        nesterov,
-        weight_decay,
-        **options,
-    )
+    routed = multi_transform_with_pion(pion_lr, aux_lr, momentum, nesterov, weight_decay, **options)
     return _clipped(routed, max_grad_norm)
 
 
-def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
-    """As in optax, but safe for gradients of 1e30 and without counting nonfinite leaves.
-
-    Args:
-        max_norm: a number or a schedule.
-
-    Example:
-        >>> clip = clip_by_global_norm(1.0)
-        >>> clipped, _ = clip.update({"w": jnp.array([3e30, 4e30])}, clip.init(None))
-        >>> round(float(jnp.linalg.norm(clipped["w"])), 3)
-        1.0
-    """
-    check_range(max_norm=max_norm)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        leaves = [jnp.where(jnp.isfinite(g).all(), g, 0) for g in jax.tree.leaves(updates)]
-        leaves = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in leaves if g.size]
-        largest = jnp.array([0.0, *(jnp.abs(g).max() for g in leaves)]).max()
-        unit = jnp.where(largest == 0, 1, largest)
-        norm = jnp.sqrt(sum(jnp.square(g / unit).sum() for g in leaves))  # of the gradients / unit
-
-        # In this order, since unit * norm may overflow float32.
-        limit = value_at(max_norm, state.count)
-        factor = jnp.minimum(1, limit / unit / jnp.where(norm == 0, 1, norm))
-        clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
-
-        return clipped, optax.ScaleByScheduleState(jnp.asarray(optax.safe_increment(state.count)))
-
-    def init(params: Any) -> optax.ScaleByScheduleState:
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
-
-    return optax.GradientTransformation(init, update)
-
-
-def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Skip the step and keep the state if any gradient is not finite.
-
-    Example:
-        >>> adam = skip_nonfinite(optax.scale_by_adam())
-        >>> grads = {"w": jnp.array([1.0, jnp.nan])}
-        >>> adam.update(grads, adam.init(grads))[0]["w"].tolist()
-        [0.0, 0.0]
-    """
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        finite = [jnp.isfinite(g).all() for g in jax.tree.leaves(updates)]
-        ok = jnp.array(finite).all() if finite else True
-        steps, new = inner.update(updates, state, params)
-        steps = jax.tree.map(lambda step: jnp.where(ok, step, 0), steps)
-
-        return steps, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-
-    return optax.GradientTransformation(inner.init, update)
-
-
-def _multi_transform(
-    scale_by: Callable[..., optax.GradientTransformation], rate: str, options: dict[str, Any]
-) -> optax.GradientTransformation:
-    """`options` are the arguments of a public function, with the learning rate under `rate`."""
-    for key in ("options", "routing"):
-        while key in options:  # optax.inject_hyperparams nests a function's ** arguments again
-            options |= options.pop(key)
-
-    lr = options.pop(rate)
-    aux_lr = options.pop("aux_lr", None)
-    betas = options.pop("betas", (0.9, 0.999))
-    eps = options.pop("eps", 1e-8)
-    routing = {key: options.pop(key) for key in _ROUTING if key in options}
-    views = options.pop("views", None)
-    lora = options.pop("lora", None)
-    usual = {"lora_scale": 1.0, "lora_unit": "rms"}
-    unit = {key: options.pop(key, value) for key, value in usual.items()}
-    stats = options.get("stats", False)
-    decay = options["weight_decay"]
-    scale_by(**options)  # refuses a wrong option now, not at the first step
-    check_range(**{rate: lr}, aux_lr=aux_lr, eps=eps)
-    check_range(1, **{f"beta {k}": beta for k, beta in enumerate(betas, 1)})
-    if unit["lora_unit"] not in ("rms", "direction"):
-        raise ValueError(f"lora_unit={unit['lora_unit']!r} must be 'rms' or 'direction'")
-    if isinstance(unit["lora_scale"], int | float) and not unit["lora_scale"] > 0:
-        raise ValueError(f"lora_scale={unit['lora_scale']} must be above 0, as alpha / r is")
-    if lora not in (None, "product"):
-        raise ValueError(f"lora={lora!r} must be 'product' or None")
-
-    aux_lr = lr if aux_lr is None else aux_lr
-
-    def matrices(views: Views) -> optax.GradientTransformation:
-        direction = scale_by(
-            views=views,
-            stats_rate=lr,
-            **options,
-        )
-        return optax.chain(direction, optax.scale_by_learning_rate(lr))
-
-    def factors() -> optax.GradientTransformation:
-        shape = {key: options[key] for key in _FILTER if options.get(key) is not None}
-        iteration = NEWTON_SCHULZ.get(options.get("ns") or "", "muon")
-        name = "pion" if scale_by is scale_by_pion else iteration
-        keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
-        kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
-
-        # A traced number, such as an injected default, is ignored next to a cutoff.
-        traced = shape.pop("promote") if isinstance(shape.get("promote"), Array) else None
-        how = {"dtype": options.get("dtype"), "promote": None if "cutoff" in shape else traced}
-        chosen = make_filter(shape.pop("filter", name), **shape)
-
-        return lora_product(lr, partial(filter_batch, filter=chosen, **how), **unit, **kept)
-
-    def route(tree: Any) -> optax.GradientTransformation:
-        # Gradients have the paths and shapes of the parameters, so both give the same table.
-        factor = [is_factor(path) for path, _ in named_leaves(tree)]
-        pairs = lora is not None and any(factor)
-        if lora is not None and factor and not pairs:
-            raise ValueError("lora='product': no leaf's name ends in lora_a or lora_b")
-
-        known = None if pairs or routing else only_matrices(tree)
-        if views is not None or known is not None:
-            return matrices(known if views is None else views)
-        if pairs and all(factor):
-            return factors()
-
-        table = label(tree, lora=pairs, **routing)
-        if not table.views() and not pairs:
-            complain(
-                "no leaf is a hidden matrix, so this is plain AdamW. Name one in "
-                f"overrides={{'<path>': 'matrix'}}:\n{table}",
-                routing.get("strict", False),
-            )
-
-        parts = {
-            "matrix": matrices(table.views()),
-            "adamw": _adamw(aux_lr, betas, eps, decay),
-            "adamw_vectors": _adamw(aux_lr, betas, eps, 0.0),
-        }
-        if stats:
-            for group, rate in (("adamw", decay), ("adamw_vectors", 0.0)):
-                parts[group] = measured(parts[group], group, aux_lr, rate)
-
-        if pairs:
-            parts["lora"] = factors()
-
-        return optax.partition(parts, table.labels())  # pyright: ignore
-
-    def init(params: Any) -> Any:
-        return route(params).init(params)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return route(updates).update(updates, state, params)
-
-    return optax.GradientTransformation(init, update)
-
-
-def _adamw(
-    lr: Rate, betas: tuple[float, float], eps: float, weight_decay: Rate
-) -> optax.GradientTransformation:
-    direction = [optax.scale_by_adam(*betas, eps=eps)]
-    if not (isinstance(weight_decay, int | float) and weight_decay == 0):
-        direction.append(optax.add_decayed_weights(weight_decay))
-    # The rate is outside, so that its schedule advances when a step is skipped.
-    return optax.chain(skip_nonfinite(optax.chain(*direction)), optax.scale_by_learning_rate(lr))
-
-
 def _clipped(tx: optax.GradientTransformation, norm: Rate | None) -> optax.GradientTransformation:
-    return tx if norm is None else optax.chain(clip_by_global_norm(norm), tx)
+    if norm is None:
+        return tx
+
+    return optax.chain(clip_by_global_norm(norm), tx)

@@ -19,6 +19,17 @@ Rate = float | Array | Callable[[Any], Any]
 # A block whose filtered norm is below this made practically no step, as in torch.
 DEAD_NORM = 1e-3
 ELEMENTWISE = ("update_rms", "cosine", "skipped")
+SUMS = (
+    "square",
+    "elements",
+    "blocks",
+    "live",
+    "concentration",
+    "passed",
+    "dead",
+    "cosine",
+    "stepped",
+)
 SPECTRAL = (*ELEMENTWISE, "concentration", "passed_rank", "dead_blocks", "blocks")
 
 
@@ -82,31 +93,35 @@ def read_stats(state: Any) -> dict[str, Array]:
 
 
 def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats:
-    square = elements = blocks = 0.0
-    live = concentration = passed = dead = cosine = stepped = 0.0
+    """Means over the matrices of a group, from the records of its leaves."""
+    sums: dict[str, Any] = dict.fromkeys(SUMS, 0.0)
     for leaf in leaves:
         ok = leaf.finite.astype(jnp.float32)
 
         # A block without a gradient (an expert without tokens) is not evidence about the filter.
         seen = ok * (leaf.concentration > 0)
-        square += (ok * jnp.square(leaf.scale) * leaf.passed).sum()
-        elements += ok * leaf.block_size * len(leaf.passed)
-        blocks += ok * len(leaf.passed)
-        live += seen.sum()
-        concentration += (seen * leaf.concentration).sum()
-        passed += (seen * leaf.passed).sum()
-        dead += (seen * (leaf.passed < DEAD_NORM**2)).sum()
-        cosine += jnp.where(leaf.finite, leaf.cosine, 0)
-        stepped += ok
+        is_dead = leaf.passed < DEAD_NORM**2
 
+        sums["square"] += (ok * jnp.square(leaf.scale) * leaf.passed).sum()
+        sums["elements"] += ok * leaf.block_size * len(leaf.passed)
+        sums["blocks"] += ok * len(leaf.passed)
+        sums["live"] += seen.sum()
+        sums["concentration"] += (seen * leaf.concentration).sum()
+        sums["passed"] += (seen * leaf.passed).sum()
+        sums["dead"] += (seen * is_dead).sum()
+        sums["cosine"] += jnp.where(leaf.finite, leaf.cosine, 0)
+        sums["stepped"] += ok
+
+    live = jnp.maximum(sums["live"], 1)
+    mean_square = sums["square"] / jnp.maximum(sums["elements"], 1)
     numbers = {
-        "update_rms": jnp.abs(rate) * jnp.sqrt(square / jnp.maximum(elements, 1)),
-        "cosine": cosine / jnp.maximum(stepped, 1),
-        "skipped": len(leaves) - stepped,
-        "concentration": concentration / jnp.maximum(live, 1),
-        "passed_rank": passed / jnp.maximum(live, 1),
-        "dead_blocks": dead / jnp.maximum(live, 1),
-        "blocks": blocks,
+        "update_rms": jnp.abs(rate) * jnp.sqrt(mean_square),
+        "cosine": sums["cosine"] / jnp.maximum(sums["stepped"], 1),
+        "skipped": len(leaves) - sums["stepped"],
+        "concentration": sums["concentration"] / live,
+        "passed_rank": sums["passed"] / live,
+        "dead_blocks": sums["dead"] / live,
+        "blocks": sums["blocks"],
     }
     return name_stats(group, numbers)
 
@@ -157,12 +172,19 @@ def _elementwise_stats(group: str, grads: Sequence[Array], steps: Sequence[Array
 
 def cosine(X: Array, G: Array) -> Array:
     """Of two arrays of any magnitude from 1e-30 to 1e30; 0 if one is zero."""
-    X, G = (x.astype(jnp.float32).ravel() for x in (X, G))
-    largest = [jnp.abs(x).max(initial=0) for x in (X, G)]  # divided out: 1e30 squared overflows
-    X, G = (x / jnp.where(peak == 0, 1, peak) for x, peak in zip((X, G), largest))
+    X = _without_magnitude(X)
+    G = _without_magnitude(G)
     length = jnp.linalg.norm(X) * jnp.linalg.norm(G)
 
     return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
+
+
+def _without_magnitude(X: Array) -> Array:
+    """X as a vector whose largest entry is 1: the square of 1e30 overflows."""
+    x = X.astype(jnp.float32).ravel()
+    largest = jnp.abs(x).max(initial=0)
+
+    return x / jnp.where(largest == 0, 1, largest)
 
 
 def check_range(below: float = jnp.inf, **values: Any) -> None:
@@ -176,4 +198,8 @@ def value_at(rate: Rate, step: Array) -> Any:
 
 
 def name_stats(group: str, numbers: dict[str, Any]) -> Stats:
-    return Stats({f"{group}/{key}": jnp.asarray(x, jnp.float32) for key, x in numbers.items()})
+    values = {}
+    for key, number in numbers.items():
+        values[f"{group}/{key}"] = jnp.asarray(number, jnp.float32)
+
+    return Stats(values)

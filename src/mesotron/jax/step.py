@@ -95,26 +95,18 @@ class SpectralRule:
         names = [name for name, _ in named_leaves(updates)]
         grads, structure = jax.tree.flatten(updates)
 
-        # The running mean of the finite gradients.
-        momenta = [
-            jnp.where(_finite(g), _mix(g, m, mu).astype(m.dtype), m)
-            for g, m in zip(grads, structure.flatten_up_to(state.momentum))
-        ]
-
-        directions = momenta
-        if self.nesterov:
-            directions = [_mix(jnp.where(_finite(g), g, m), m, mu) for g, m in zip(grads, momenta)]
+        # The running mean of the finite gradients, and the directions to filter.
+        momenta = []
+        directions = []
+        for g, before in zip(grads, structure.flatten_up_to(state.momentum)):
+            m = jnp.where(_finite(g), _mix(g, before, mu).astype(before.dtype), before)
+            ahead = jnp.where(_finite(g), g, m)
+            momenta.append(m)
+            directions.append(_mix(ahead, m, mu) if self.nesterov else m)
 
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
         filtered = self._filter_all(views, directions)
-
-        lines = state.lines
-        if self.beta2 is not None:
-            beta2 = value_at(self.beta2, state.step)
-            triples = zip(filtered, state.lines, grads)
-            pairs = [_normalize_lines(x, v, _finite(g), beta2) for x, v, g in triples]
-            filtered = [x for x, _ in pairs]
-            lines = tuple(v for _, v in pairs)
+        filtered, lines = self._normalize_all(filtered, grads, state)
 
         steps = [self._scaled(view, x.X, d) for view, x, d in zip(views, filtered, directions)]
         stats = Stats({})
@@ -126,7 +118,9 @@ class SpectralRule:
             steps = [s + decay * p for s, p in zip(steps, structure.flatten_up_to(params))]
 
         # A nonfinite gradient makes no step: weight and momentum stay as they were.
-        steps = [jnp.where(_finite(g), s, 0).astype(g.dtype) for s, g in zip(steps, grads)]
+        for k, g in enumerate(grads):
+            steps[k] = jnp.where(_finite(g), steps[k], 0).astype(g.dtype)
+
         steps = self._placed(names, steps)
         momenta = self._placed(names, momenta)
         step = jnp.asarray(optax.safe_increment(state.step))
@@ -137,6 +131,23 @@ class SpectralRule:
     def view_of(self, name: str, leaf: Array) -> str:
         view = self.views.get(name) if isinstance(self.views, Mapping) else self.views
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
+
+    def _normalize_all(
+        self, filtered: list[Filtered], grads: Sequence[Array], state: SpectralState
+    ) -> tuple[list[Filtered], Any]:
+        """NorMuon's normalization, and the second moments after it; nothing for Muon."""
+        if self.beta2 is None:
+            return filtered, state.lines
+
+        beta2 = value_at(self.beta2, state.step)
+        normalized = []
+        lines = []
+        for x, V, g in zip(filtered, state.lines, grads):
+            x, V = _normalize_lines(x, V, _finite(g), beta2)
+            normalized.append(x)
+            lines.append(V)
+
+        return normalized, tuple(lines)
 
     def _filter_all(self, views: Sequence[str], directions: Sequence[Array]) -> list[Filtered]:
         """The filtered directions, wide; equal shapes, transposes included, in one batch."""
@@ -149,17 +160,22 @@ class SpectralRule:
         filtered: dict[int, Filtered] = {}
         for members in buckets.values():
             wide = [to_wide(directions[k], views[k]) for k in members]
-            dtype = self.dtype
-            if dtype is None and self.filter.rank is None and wide[0].dtype != jnp.float64:
-                dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # CPUs emulate
-
+            dtype = self._matmul_dtype(wide[0])
             batch = filter_batch(jnp.concatenate(wide), self.filter, dtype, self.promote)
+
             start = 0
             for k, block in zip(members, wide):
-                filtered[k] = Filtered(*(x[start : start + len(block)] for x in batch))
+                own = slice(start, start + len(block))
+                filtered[k] = Filtered(batch.X[own], batch.concentration[own], batch.passed[own])
                 start += len(block)
 
         return [filtered[k] for k in range(len(directions))]
+
+    def _matmul_dtype(self, X: Array) -> str | None:
+        if self.dtype is not None or self.filter.rank is not None or X.dtype == jnp.float64:
+            return self.dtype
+
+        return "float32" if jax.default_backend() == "cpu" else "bfloat16"  # CPUs emulate it
 
     def _scaled(self, view: str, X: Array, like: Array) -> Array:
         step = from_wide(X, view, like.shape).astype(like.dtype)
@@ -169,20 +185,19 @@ class SpectralRule:
         _, rows, cols = read_view(view, like.shape)
         if isinstance(self.scale, Array):
             return self.scale * step_scale(1.0, rows, cols)
+
         return step_scale(self.scale, rows, cols)
 
     def _record(self, view: str, x: Filtered, step: Array, g: Array) -> LeafRecord:
         _, rows, cols = read_view(view, g.shape)
-        factor = self._factor(view, g)
-        ok = _finite(g)
 
         return LeafRecord(
-            x.concentration,
-            x.passed,
-            rows * cols,
-            factor,
-            ok,
-            cosine(step, g),
+            concentration=x.concentration,
+            passed=x.passed,
+            block_size=rows * cols,
+            scale=self._factor(view, g),
+            finite=_finite(g),
+            cosine=cosine(step, g),
         )
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
@@ -198,8 +213,9 @@ def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filt
     X = x.X.astype(V.dtype)
     new = jnp.where(ok, beta2 * V + (1 - beta2) * jnp.square(X).mean(1), V)
     scaled = X / (jnp.sqrt(new) + _LINE_EPS)[:, None, :]
-    norms = [jnp.sqrt(jnp.square(y).sum((1, 2), keepdims=True)) for y in (X, scaled)]
-    ratio = jnp.where(norms[1] > 0, norms[0] / jnp.where(norms[1] > 0, norms[1], 1), 0)
+    before = jnp.sqrt(jnp.square(X).sum((1, 2), keepdims=True))
+    after = jnp.sqrt(jnp.square(scaled).sum((1, 2), keepdims=True))
+    ratio = jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0)
 
     return x._replace(X=(scaled * ratio).astype(x.X.dtype)), new
 

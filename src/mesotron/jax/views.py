@@ -5,7 +5,6 @@ experts, heads). A flax kernel is "io", an Equinox weight "oi", a query kernel (
 width) "ioo" as one matrix and "iso" per head. Fused projections must have an axis of their own.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +28,9 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 def attribute_leaves(tree: Any) -> set[str]:
     """Paths that end in an attribute of a module, as in Equinox, and not in a dict key."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {path_name(path) for path, _ in leaves if path and isinstance(path[-1], GetAttrKey)}
+    paths = [path for path, _ in leaves if path and isinstance(path[-1], GetAttrKey)]
+
+    return set(map(path_name, paths))
 
 
 class Matrices(NamedTuple):
@@ -67,7 +68,11 @@ def read_view(view: str, shape: tuple[int, ...]) -> Matrices:
         >>> read_view("iso", (64, 4, 16))
         Matrices(num=4, rows=16, cols=64)
     """
-    return Matrices(*(math.prod(n for n, a in zip(shape, view) if a == kind) for kind in "soi"))
+    sizes = {"s": 1, "o": 1, "i": 1}
+    for letter, n in zip(view, shape):
+        sizes[letter] *= n
+
+    return Matrices(num=sizes["s"], rows=sizes["o"], cols=sizes["i"])
 
 
 def to_wide(X: Array, view: str) -> Array:
@@ -86,4 +91,6 @@ def from_wide(X: Array, view: str, shape: tuple[int, ...]) -> Array:
 def _wide_axes(view: str, shape: tuple[int, ...]) -> list[int]:
     _, rows, cols = read_view(view, shape)
     order = "soi" if rows <= cols else "sio"
-    return [axis for kind in order for axis, letter in enumerate(view) if letter == kind]
+    axes = range(len(view))
+
+    return sorted(axes, key=lambda axis: order.index(view[axis]))  # stable: equal letters keep it
