@@ -17,6 +17,7 @@ from mesotron.cli import parse
 from mesotron.config import CompareConfig, TrainConfig, aliases
 from mesotron.config.base import Config, flags_of, setting
 from mesotron.config.flags import COMMON, suggest_flag
+from mesotron.config.types import Count
 
 IMPORTS = """
 import socket, sys, mesotron, mesotron.runs
@@ -243,7 +244,7 @@ class Outer(Config):
     things: tuple[str, ...] = setting(("a",), positional=True)
     rate: float = 0.1
     fast_mode: bool = False
-    size: int | None = setting(None, ge=1)
+    size: Count | None = None
     optim: Inner = Inner()
 
 

@@ -1,34 +1,28 @@
 """What every config has: bounds, checks, plain values, and the flags that set its fields.
 
 A config is a frozen, keyword-only dataclass derived from `Config`. The string under a field is its
-help text. Bounds are declared with `setting`; what depends on several fields goes into
+help text. Bounds are in the types of `types`; what depends on several fields goes into
 `check_fields`. Both run whenever a config is made, so the command line, TOML files, Python and
 resumed runs share them. The standard library only.
 """
 
 import difflib
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mesotron.config.aliases import upgrade
+from mesotron.config.types import Bounds
 
 C = TypeVar("C")
 
-BOUNDS = {
-    "ge": (operator.ge, "at least"),
-    "gt": (operator.gt, "above"),
-    "le": (operator.le, "at most"),
-    "lt": (operator.lt, "below"),
-}
 MAX_INTEGER = 2**63  # what arrays and random generators take
-MAX_SEED = 2**32 - 1  # NumPy's
 _checking: ContextVar[bool] = ContextVar("checking", default=True)
 
 
@@ -44,7 +38,6 @@ def setting(
     is_code: bool = False,
     bare: str | None = None,
     example: str | None = None,
-    **bounds: float,
 ) -> Any:
     """A field of a config.
 
@@ -56,7 +49,6 @@ def setting(
         is_code: a value such as MODULE:NAME or command:PROGRAM is run.
         bare: the value of its flag alone.
         example: what its flag needs, for a list that must not be empty.
-        bounds: any of ge, gt, le and lt. None, which means "not given", always passes.
     """
     metadata = {
         "flag": flag,
@@ -65,7 +57,6 @@ def setting(
         "is_code": is_code,
         "bare": bare,
         "example": example,
-        "bounds": bounds,
     }
     return field(default=default, metadata=metadata)
 
@@ -128,6 +119,24 @@ def spell(name: str, value: Any) -> str:
     return flag if text in (None, "") else f"{flag} {text}"
 
 
+@cache
+def bounds_of(config_type: Any) -> dict[str, Bounds]:
+    """The bounds of each field that has any. None, which means "not given", always passes."""
+    hints = get_type_hints(config_type, include_extras=True)
+    bounds = {name: find_bounds(kind) for name, kind in hints.items()}
+    return {name: one for name, one in bounds.items() if one is not None}
+
+
+def find_bounds(kind: Any) -> Bounds | None:
+    """The bounds in a type such as Count, Count | None or tuple[Count, ...]."""
+    for one in getattr(kind, "__metadata__", ()):
+        if isinstance(one, Bounds):
+            return one
+
+    inside = [find_bounds(part) for part in get_args(kind)]
+    return next((one for one in inside if one is not None), None)
+
+
 # Configs
 
 
@@ -165,10 +174,9 @@ class Config:
         if not math.isfinite(value):
             self.refuse(item.name, "must be a finite number")
 
-        bounds = item.metadata.get("bounds", {})
-        if not all(BOUNDS[key][0](value, limit) for key, limit in bounds.items()):
-            limits = [f"{BOUNDS[key][1]} {limit:g}" for key, limit in bounds.items()]
-            self.refuse(item.name, f"must be {' and '.join(limits)}")
+        bounds = bounds_of(type(self)).get(item.name)
+        if bounds is not None and value not in bounds:
+            self.refuse(item.name, f"must be {bounds}")
 
     def check_fields(self) -> None:
         """Refuse values that contradict each other; overridden where there are any."""

@@ -1,11 +1,20 @@
 """Configs of the optimizers: one for language models, one with a rule for each part of a policy."""
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.rules import optimizer_names
+from mesotron.config.types import (
+    Count,
+    Cutoff,
+    Fraction,
+    NonNegative,
+    Positive,
+    Promotion,
+    Scale,
+    Schedule,
+)
 
 if TYPE_CHECKING:
     OptimizerName = str
@@ -15,9 +24,6 @@ else:
 LoraRule = Literal["B", "A", "both", "product", "none"]
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
 
-MAX_CUTOFF = math.sqrt(2 / 3)  # the highest that Pion's suppression steps can aim at
-PION_STEPS = 5
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Config, prefix="optim."):
@@ -25,33 +31,33 @@ class OptimConfig(Config, prefix="optim."):
 
     name: OptimizerName = setting("muon", flag="optim")
     """The rule of hidden matrices; adamw takes them too."""
-    lr: float = setting(1e-5, flag="lr", ge=0)
+    lr: NonNegative = setting(1e-5, flag="lr")
     """Learning rate in AdamW's unit, whatever the optimizer."""
-    aux_lr: float | None = setting(None, ge=0)
+    aux_lr: NonNegative | None = None
     """Rate of the auxiliary rule for embeddings, norms and heads (unset: lr, or 1e-3 for SGD)."""
     per_head: bool = False
     """Filter attention projections head by head."""
-    promote: int | None = setting(None, ge=0, le=PION_STEPS)
+    promote: Promotion | None = None
     """Pion's promotion steps k_p."""
-    cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
+    cutoff: Cutoff | None = None
     """Pion's strength: a fraction of the largest singular value, aligned (0.414) or noise."""
-    rank: int | None = setting(None, ge=1)
+    rank: Count | None = None
     """Low-rank Muon: keep this many directions of each block, by an exact SVD (slow)."""
-    momentum: float = setting(0.95, ge=0, lt=1)
+    momentum: Fraction = 0.95
     """Momentum of the spectral rules."""
     lora: LoraRule = "B"
     """Under --lora: the factors that are filtered, or product to step B A as one matrix."""
-    leash: float | None = setting(None, gt=0)
+    leash: Positive | None = None
     """Keep each matrix within this share of its starting spectral norm; replaces weight decay."""
-    weight_decay: float = setting(0.0, ge=0)
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    scale: float | Literal["rms", "moonlight", "spectral"] = setting("rms", gt=0)
+    scale: Scale = "rms"
     """Unit of the step, or a factor; see docs/optimizers.md."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     """Learning rate schedule after the warm-up."""
-    warmup: float = setting(0.0, ge=0, lt=1)
+    warmup: Fraction = 0.0
     """Fraction of the steps over which the rate rises from 0."""
-    max_grad_norm: float = setting(1.0, ge=0)
+    max_grad_norm: NonNegative = 1.0
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
     clip: Literal["auxiliary", "all"] = "auxiliary"
     """Which gradients to clip; all also clips the matrices, by their own norm."""
@@ -88,29 +94,29 @@ class PartsOptimConfig(Config, prefix="optim."):
     """Rule for the matrices where images, text and robot state meet."""
     action: PartRule = "muon"
     """Rule for the matrices of the action module; the Pion paper uses pion here."""
-    lr: float = setting(2.5e-3, flag="lr", ge=0)
+    lr: NonNegative = setting(2.5e-3, flag="lr")
     """Learning rate of matrices in AdamW's unit (adamw: use a tenth; the ci size: four times)."""
-    action_scale: float = setting(1.0, ge=0)
+    action_scale: NonNegative = 1.0
     """Factor on the rate of the action module's matrices."""
-    aux_lr: float | None = setting(1e-3, ge=0)
+    aux_lr: NonNegative | None = 1e-3
     """Rate of embeddings, norms, biases and the output layer; from scratch 3e-3 learns faster."""
-    promote: int | None = setting(None, ge=0, le=PION_STEPS)
+    promote: Promotion | None = None
     """Pion's promotion steps k_p."""
-    cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
+    cutoff: Cutoff | None = None
     """Pion's strength: a fraction, aligned or noise (unset, without --optim.promote: noise)."""
-    rank: int = setting(8, ge=1)
+    rank: Count = 8
     """Directions that low_rank keeps."""
-    momentum: float = setting(0.95, ge=0, lt=1)
+    momentum: Fraction = 0.95
     """Momentum of the spectral rules."""
-    weight_decay: float = setting(0.01, ge=0)
+    weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
-    scale: float | Literal["rms", "moonlight", "spectral"] = setting("rms", gt=0)
+    scale: Scale = "rms"
     """Unit of the step, or a factor; see docs/optimizers.md."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    schedule: Schedule = "linear"
     """Learning rate schedule after the warm-up; linear and cosine fall to 0 at the last step."""
-    warmup: float = setting(0.0, ge=0, lt=1)
+    warmup: Fraction = 0.0
     """Fraction of the steps over which the rate rises from 0."""
-    max_grad_norm: float = setting(1.0, ge=0)
+    max_grad_norm: NonNegative = 1.0
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
 
     def check_fields(self) -> None:

@@ -4,50 +4,61 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting
+from mesotron.config.base import Config, setting
+from mesotron.config.types import (
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    NonPositive,
+    Positive,
+    Seed,
+    Several,
+    Share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnakeConfig(Config):
     """Train a transformer to play Snake with PPO, entirely inside jax.jit."""
 
-    width: int = setting(4, ge=2)
+    width: Several = 4
     """Columns of the board."""
-    height: int = setting(4, ge=2)
+    height: Several = 4
     """Rows of the board."""
-    max_steps: int | None = setting(None, ge=1)
+    max_steps: Count | None = None
     """Steps after which a game is truncated (unset: cells squared)."""
     apple_reward: float = 1.0
     """Reward of a fruit."""
-    death_penalty: float = setting(0.0, le=0)
+    death_penalty: NonPositive = 0.0
     """Added when the snake dies; negative or zero."""
-    step_penalty: float = setting(0.0, le=0)
+    step_penalty: NonPositive = 0.0
     """Added at every step; negative or zero."""
     action_mask: bool = True
     """Restrict the policy to legal moves."""
-    num_envs: int = setting(64, ge=1)
+    num_envs: Count = 64
     """Games played in parallel."""
-    num_steps: int = setting(64, ge=1)
+    num_steps: Count = 64
     """Steps of each game in one rollout."""
-    total_timesteps: int = setting(120_000, ge=1)
+    total_timesteps: Count = 120_000
     """Environment steps of a run, rounded up to whole updates."""
-    update_epochs: int = setting(4, ge=1)
+    update_epochs: Count = 4
     """Passes over each rollout."""
-    num_minibatches: int = setting(8, ge=1)
+    num_minibatches: Count = 8
     """Gradient steps per pass."""
-    lr: float = setting(8e-3, ge=0)
+    lr: NonNegative = 8e-3
     """Adam's learning rate where Adam trains everything."""
-    gamma: float = setting(0.99, ge=0, le=1)
+    gamma: Share = 0.99
     """Discount factor."""
-    gae_lambda: float = setting(0.95, ge=0, le=1)
+    gae_lambda: Share = 0.95
     """Decay of the advantage estimate (GAE)."""
-    clip_eps: float = setting(0.2, gt=0)
+    clip_eps: Positive = 0.2
     """Clip width of the probability ratio."""
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: float = setting(0.5, ge=0)
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = setting(0.5, ge=0)
+    max_grad_norm: NonNegative = 0.5
     """Clip the gradient to this norm (0: off)."""
     anneal_lr: bool = True
     """Decay every learning rate linearly to zero over the run's gradient steps."""
@@ -55,32 +66,32 @@ class SnakeConfig(Config):
     """Optimizer of the hidden matrices (unset: muon with --use-muon, else adam)."""
     use_muon: bool = False
     """Same as --optim muon."""
-    muon_lr: float = setting(0.02, ge=0)
+    muon_lr: NonNegative = 0.02
     """Learning rate of Muon or Pion: the spectral norm of a step."""
-    aux_adam_lr: float = setting(8e-3, ge=0)
+    aux_adam_lr: NonNegative = 8e-3
     """Adam's learning rate for what Muon or Pion leave: embeddings, norms, biases, heads."""
-    muon_momentum: float = setting(0.95, ge=0, lt=1)
+    muon_momentum: Fraction = 0.95
     """Momentum of Muon and Pion."""
     muon_nesterov: bool = True
     """Nesterov momentum for Muon and Pion."""
     pion_cutoff: str = "noise"
     """Strength of Pion: noise (the only one measured on Snake), aligned, or a fraction of the
     largest singular value such as 0.3."""
-    d_model: int = setting(32, ge=1)
+    d_model: Count = 32
     """Width of a token."""
-    num_layers: int = setting(1, ge=1)
+    num_layers: Count = 1
     """Transformer layers."""
-    num_heads: int = setting(2, ge=1)
+    num_heads: Count = 2
     """Attention heads."""
-    mlp_ratio: int = setting(4, ge=1)
+    mlp_ratio: Count = 4
     """Hidden width of an MLP over d_model."""
     readout: Literal["all", "head"] = "all"
     """Tokens the last layer reads: all cells, or only the snake's head (half the time)."""
-    dropout: float = setting(0.0, ge=0, lt=1)
+    dropout: Fraction = 0.0
     """Dropout rate, the same mask when acting and when scoring."""
     use_cnn: bool = False
     """Put a 3x3 convolution before the transformer."""
-    cnn_features: int = setting(32, ge=1)
+    cnn_features: Count = 32
     """Channels of that convolution."""
     cnn_mode: Literal["replace", "append"] = "replace"
     """Feed its channels in place of the cells' own features, or beside them."""
@@ -90,15 +101,15 @@ class SnakeConfig(Config):
     """Attention implementation (auto: cuDNN from 64 cells on, in bfloat16 on a GPU)."""
     pretrained_model: Path | None = None
     """Start from the weights of this run's newest checkpoint."""
-    kl_coef: float = setting(0.0, ge=0)
+    kl_coef: NonNegative = 0.0
     """Weight of the KL divergence from the pretrained policy."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of the run, and the first of --num-seeds."""
-    num_seeds: int = setting(1, ge=1)
+    num_seeds: Count = 1
     """Whole runs trained in parallel in one program."""
     sweep: tuple[str, ...] = ()
     """Values to train in parallel, such as lr=0.001,0.003 ent_coef=0.01,0.02: every combination."""
-    num_shards: int = setting(1, ge=1)
+    num_shards: Count = 1
     """Devices that share the games of one run or, with several seeds, the seeds."""
     save_dir: Path = Path("runs")
     """Folder of the run folders."""
@@ -106,13 +117,13 @@ class SnakeConfig(Config):
     """Name of the run's folder (unset: snake-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only --chunk, --save-freq, --guard, --gif and logging may change."""
-    chunk: int = setting(10, ge=1, on_resume=True)
+    chunk: Count = setting(10, on_resume=True)
     """Updates between logging: metrics are written and Ctrl-C is handled."""
-    save_freq: int = setting(0, ge=0, on_resume=True)
+    save_freq: Natural = setting(0, on_resume=True)
     """Save a checkpoint every N updates and at the end (0: only at the end)."""
-    eval_freq: int = setting(0, ge=0)
+    eval_freq: Natural = 0
     """Evaluate every N updates (0: only at the end)."""
-    eval_episodes: int = setting(128, ge=1)
+    eval_episodes: Count = 128
     """Whole games per evaluation, greedy and sampled each."""
     guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
     """What the watch does when a single run fails: record it, also warn, or also save and stop."""

@@ -2,12 +2,24 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting
-from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
+from mesotron.config.base import Config, setting
+from mesotron.config.optim import OptimConfig, OptimizerName
 from mesotron.config.registry import FORMATS
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
+from mesotron.config.types import (
+    Bounds,
+    Count,
+    Cutoff,
+    Device,
+    Natural,
+    NonNegative,
+    Positive,
+    Seed,
+    Several,
+    Share,
+)
 
 # The choices that the help shows; the registry may know more by the time a config is made.
 if TYPE_CHECKING:
@@ -28,15 +40,15 @@ class SftConfig(LanguageRunConfig):
         warmup=0.1,
     )
 
-    steps: int = setting(200, ge=1)
+    steps: Count = 200
     """Optimizer steps."""
-    batch: int = setting(32, ge=1)
+    batch: Count = 32
     """Solved problems per step."""
-    max_tokens: int = setting(512, ge=2)
+    max_tokens: Several = 512
     """Maximum length of prompt and solution together."""
-    loose: float = setting(0.0, ge=0, le=1)
+    loose: Share = 0.0
     """Fraction of the solved problems whose answer is written outside the format."""
-    save_every: int = setting(100, ge=0)
+    save_every: Natural = 100
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
 
 
@@ -52,19 +64,19 @@ class EvalConfig(Config):
     reward: tuple[str, ...] = setting((), is_code=True)
     """Also show the mean of these rewards, as in mesotron train; needed without gold answers."""
 
-    samples: int = setting(8, ge=0)
+    samples: Natural = 8
     """Sampled completions per problem (0: greedy only)."""
-    temperature: float = setting(1.0, gt=0)
+    temperature: Positive = 1.0
     """Sampling temperature."""
-    max_tokens: int = setting(256, ge=1)
+    max_tokens: Count = 256
     """Maximum completion length."""
-    batch: int | None = setting(None, ge=1)
+    batch: Count | None = None
     """Completions generated at once (unset: what fits in memory)."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of the samples and of the intervals."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Where to run (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1)
+    threads: Count | None = None
     """CPU threads (unset: torch's choice)."""
     out: Path | None = None
     """Also write the result to this JSON file."""
@@ -76,11 +88,11 @@ class PlanConfig(TrainConfig):
 
     calibrate: bool = False
     """Run three steps on this machine and use their speed."""
-    seconds_per_step: float | None = setting(None, gt=0)
+    seconds_per_step: Positive | None = None
     """The speed, if known: seconds per optimizer step."""
-    tokens_per_second: float | None = setting(None, gt=0)
+    tokens_per_second: Positive | None = None
     """The speed in another unit: tokens sampled per second, training included."""
-    completion_tokens: float | None = setting(None, ge=1)
+    completion_tokens: Annotated[float, Bounds(ge=1)] | None = None
     """Tokens of a typical completion (unset: measured by --calibrate, else half of the maximum)."""
 
     def check_fields(self) -> None:
@@ -104,15 +116,15 @@ class ChatConfig(Config):
     """Also answer with the model that the run started from, side by side."""
     system: str | None = None
     """System prompt (unset: the one of the run's training)."""
-    max_tokens: int = setting(256, ge=1)
+    max_tokens: Count = 256
     """Maximum completion length."""
-    temperature: float = setting(0.0, ge=0)
+    temperature: NonNegative = 0.0
     """Sampling temperature (0: greedy)."""
     seed: int = 0
     """Seed of the samples."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Where to run (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1)
+    threads: Count | None = None
     """CPU threads (unset: torch's choice)."""
 
 
@@ -143,13 +155,13 @@ class DoctorConfig(Config):
 class WatchSettings(Config, prefix="settings."):
     """How much evidence the watch needs; the detectors' own rules are data elsewhere."""
 
-    warmup: int = setting(10, ge=1)
+    warmup: Count = 10
     """Rows from which a run's own baseline is taken."""
-    window: int = setting(5, ge=1)
+    window: Count = 5
     """Rows whose trimmed mean is the current value; twice and five times as many count too."""
-    patience: int = setting(3, ge=1)
+    patience: Count = 3
     """Consecutive rows that must show a failure before it is reported."""
-    noise: float = setting(4.0, ge=0)
+    noise: NonNegative = 4.0
     """A change must also exceed this many standard errors of the run's own noise."""
 
 
@@ -167,7 +179,7 @@ class WatchConfig(Config):
     remembered in mesotron_names.json beside the log."""
     follow: bool = False
     """Keep reading while the run writes; Ctrl-C stops with the diagnosis so far."""
-    every: float = setting(2.0, gt=0)
+    every: Positive = 2.0
     """Seconds between reads with --follow."""
     idle: float | None = None
     """With --follow, stop after this many seconds without a new row."""
@@ -180,7 +192,7 @@ class WatchConfig(Config):
     alerts: tuple[str, ...] = ()
     """Where to send what is found: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC or
     command:PROGRAM; addresses come from environment variables."""
-    price: float | None = setting(None, gt=0)
+    price: Positive | None = None
     """Dollars per hour of the machine, for the alerts."""
     link: str = ""
     """Address of the run's page, for the alerts (unset: report.html in the run's folder)."""
@@ -209,7 +221,7 @@ class ReportConfig(Config):
     """Rewrite the page while the runs go on; an open browser page follows."""
     rename: tuple[str, ...] = ()
     """Metric names, as in mesotron watch --rename."""
-    every: float = setting(10.0, gt=0)
+    every: Positive = 10.0
     """Seconds between updates with --live."""
 
 
@@ -222,17 +234,17 @@ class RewardCheckConfig(Config):
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
     task: TaskConfig = TaskConfig()
-    rows: int = setting(50, ge=2)
+    rows: Several = 50
     """Training problems to try it on."""
-    limit: float = setting(2.0, gt=0)
+    limit: Positive = 2.0
     """CPU seconds that one completion may take."""
-    samples: int = setting(0, ge=0)
+    samples: Natural = 0
     """Also score this many samples of the model per problem, for the spread inside groups."""
     model: str = "tiny"
     """The model that is sampled from."""
-    max_tokens: int = setting(256, ge=1)
+    max_tokens: Count = 256
     """Longest sample, in tokens."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of the choice of problems and of the samples."""
 
 
@@ -250,27 +262,27 @@ class CompareConfig(Config):
     adamw, muon, pion_action, pion and lowrank."""
     objectives: tuple[str, ...] = ()
     """Objectives to combine each optimizer with (unset: the recipe's)."""
-    seeds: int = setting(3, ge=1)
+    seeds: Count = 3
     """Seeds that score each contender at the rate chosen by its search."""
-    search_seeds: int = setting(1, ge=1)
+    search_seeds: Count = 1
     """Seeds for the rate search; they do not count in the final scores."""
-    rates: int = setting(4, ge=1)
+    rates: Count = 4
     """Rates tried for each contender."""
-    factor: float = setting(2.0, ge=1.05, le=100)
+    factor: Annotated[float, Bounds(ge=1.05, le=100)] = 2.0
     """Factor between neighboring rates."""
-    extend: int = setting(2, ge=0)
+    extend: Natural = 2
     """Extra rates for a contender whose best rate is the smallest or largest tried."""
     set: tuple[str, ...] = ()
     """Recipe settings to change in every cell, such as steps=20 rollout.prompts=8."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """First seed: searches use it, finals the ones after."""
-    workers: int | None = setting(None, ge=1)
+    workers: Count | None = None
     """Cells run in parallel (unset: one per GPU, or per core without one)."""
-    threads: int = setting(1, ge=1)
+    threads: Count = 1
     """CPU threads per cell."""
     on: str | None = None
     """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
-    gpus: float = setting(1.0, gt=0)
+    gpus: Positive = 1.0
     """GPUs of each on a Ray cluster; a fraction shares one."""
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
@@ -301,25 +313,25 @@ class SweepConfig(Config):
     """Metric of metrics.jsonl or result.json (unset: the file's, or the run's own score)."""
     goal: Literal["maximize", "minimize"] | None = None
     """Direction (unset: the file's, or maximize)."""
-    trials: int = setting(20, ge=1)
+    trials: Count = 20
     """Finished or pruned trials of the whole study, over all processes."""
-    workers: int | None = setting(None, ge=1)
+    workers: Count | None = None
     """Trials run in parallel (unset: one per GPU, or per core without one)."""
-    threads: int = setting(1, ge=1)
+    threads: Count = 1
     """CPU threads per trial."""
     on: str | None = None
     """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
-    gpus: float = setting(1.0, gt=0)
+    gpus: Positive = 1.0
     """GPUs of each on a Ray cluster; a fraction shares one."""
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
-    every: float = setting(2.0, gt=0)
+    every: Positive = 2.0
     """Seconds between checks of the running trials."""
     study: str | None = None
     """Name of the study in its storage (unset: the file's name)."""
     storage: str | None = None
     """Database shared by several machines, as postgresql://... (unset: a file in --out)."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of the sampler."""
     out: Path | None = None
     """Folder of the trials' runs (unset: runs/sweep-NAME). An existing study is continued."""
@@ -339,13 +351,13 @@ class SpectrumConfig(Config):
 
     filters: tuple[str, ...] = setting(("muon", "cubic", "polar_express", "pion"), positional=True)
     """Filters to show, by name."""
-    promote: tuple[int, ...] = setting((), ge=0)
+    promote: tuple[Natural, ...] = ()
     """Pion's promotion steps k_p, one curve each."""
-    cutoff: tuple[float | Literal["aligned", "noise"], ...] = setting((), gt=0, le=MAX_CUTOFF)
+    cutoff: tuple[Cutoff, ...] = ()
     """Pion's strengths, one curve each: fractions, aligned (0.414), or noise (for --shape)."""
-    shape: tuple[int, int] = setting((1024, 4096), ge=1)
+    shape: tuple[Count, Count] = (1024, 4096)
     """Rows and columns of the matrix, for the noise edge and the FLOPs."""
-    steps: int | None = setting(None, ge=1)
+    steps: Count | None = None
     """Steps of each filter, or suppression steps of a cutoff (unset: each filter's own)."""
     axis: Literal["log", "linear"] = "log"
     """Scale of sigma in the plots."""
@@ -369,7 +381,7 @@ class RouteConfig(Config):
     """Filter attention projections head by head."""
     override: tuple[str, ...] = ()
     """PATTERN=RULE pairs that override the detected roles, such as '*.action_head.*=pion'."""
-    lora: int | None = setting(None, ge=1)
+    lora: Count | None = None
     """Route the model as under LoRA of this rank on all linear layers."""
     out: Path | None = None
     """Also write the table to this JSON file."""

@@ -3,11 +3,25 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting
+from mesotron.config.base import Config, setting
 from mesotron.config.optim import OptimConfig
 from mesotron.config.registry import REWARDS, TASKS
+from mesotron.config.types import (
+    Bounds,
+    Count,
+    Device,
+    Fraction,
+    Level,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Seed,
+    Several,
+    Share,
+)
 
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
@@ -86,9 +100,9 @@ class ModelConfig(Config, prefix="model."):
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """Precision. mixed: float32 weights, bfloat16 products and sampling. auto: mixed on a GPU that
     has bfloat16 (bfloat16 for LoRA's frozen weights and in evaluation), else float32."""
-    lora: int = setting(0, flag="lora", ge=0)
+    lora: Natural = setting(0, flag="lora")
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
-    lora_alpha: float = setting(32.0, gt=0)
+    lora_alpha: Positive = 32.0
     """LoRA's scale: the update is multiplied by alpha / rank."""
     load: Literal["full", "4bit", "8bit"] = "full"
     """Round the frozen weights below LoRA to 4 bits (NF4, QLoRA) or 8: less memory, slower."""
@@ -112,25 +126,25 @@ class TaskConfig(Config, prefix="task."):
     columns: str = setting("", flag="data.columns")
     """Columns of your own data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other
     names give the reward a column under that name too."""
-    weights: tuple[float, ...] = setting((), flag="data.weights", ge=0)
+    weights: tuple[NonNegative, ...] = setting((), flag="data.weights")
     """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
     settings: str = ""
     """Settings of a rg: dataset, as in min_terms=2,max_terms=4 (in a mixture: A.min_terms=2)."""
-    difficulty: int | None = setting(None, ge=0)
+    difficulty: Natural | None = None
     """Level of a rg: dataset's own curriculum, from 0; --task.settings win over it."""
-    curriculum: float | None = setting(None, gt=0, le=1)
+    curriculum: PositiveShare | None = None
     """Start a rg: dataset at the lowest level (or --task.difficulty) and raise it by one when this
     share of the answers was correct over four rollout batches. --task.num-train is per level."""
-    levels: tuple[int, ...] = setting((), ge=1, le=5)
+    levels: tuple[Level, ...] = ()
     """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
     format: FormatName | None = None
     r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7 (unset: the task's own,
     boxed for your data)."""
-    num_train: int | None = setting(None, ge=0)
+    num_train: Natural | None = None
     """Training problems (unset: 20,000 of arith, else all)."""
-    num_eval: int = setting(200, ge=0)
+    num_eval: Natural = 200
     """Held-out problems for evaluation."""
-    few_shot: int = setting(0, ge=0)
+    few_shot: Natural = 0
     """Solved examples put before each question."""
     system: str | None = None
     """System prompt (unset: one that asks for the format)."""
@@ -211,13 +225,13 @@ class RewardConfig(Config, prefix="reward."):
     """Built-in rewards, or your own as file.py:name or module:name."""
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
-    format_share: float = setting(0.1, ge=0, lt=1)
+    format_share: Fraction = 0.1
     """What two_part pays for the format alone; a correct answer adds 1."""
-    near_unit: float = setting(1.0, gt=0)
+    near_unit: Positive = 1.0
     """Error at which near pays half of what it pays for the right number."""
-    overlong_buffer: int = setting(64, ge=1)
+    overlong_buffer: Count = 64
     """Tokens before the limit over which overlong falls from 0 to -1."""
-    timeout: float = setting(5.0, gt=0)
+    timeout: Positive = 5.0
     """CPU seconds that checking one answer may take."""
 
     def check_fields(self) -> None:
@@ -236,23 +250,23 @@ class ObjectiveConfig(Config, prefix="objective."):
     others need gold answers or a reward."""
     loss: Literal["grpo", "gmpo"] = "grpo"
     """Loss of the self-labeled objectives."""
-    epsilon: float | None = setting(None, gt=0)
+    epsilon: Positive | None = None
     """Clip width (unset: the objective's published value; gmpo's is in log space, 0.4)."""
-    epsilon_high: float | None = setting(None, gt=0)
+    epsilon_high: Positive | None = None
     """Upper clip width (unset: the published value, or epsilon)."""
-    beta: float | None = setting(None, ge=0)
+    beta: NonNegative | None = None
     """Weight of the KL term to the initial model (unset: the objective's published value)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
-    cov_share: float | None = setting(None, gt=0, lt=1)
+    cov_share: Annotated[float, Bounds(gt=0, lt=1)] | None = None
     """Share of a pass's tokens that clip_cov or kl_cov changes (unset: 0.0002 and 0.002)."""
-    entropy_bonus: float = setting(0.0, ge=0)
+    entropy_bonus: NonNegative = 0.0
     """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
-    entropy_target: float | None = setting(None, gt=0)
+    entropy_target: Positive | None = None
     """Nats per token below which the bonus is paid; its weight adapts by 0.005 per step, to 0.1."""
-    momentum: float = setting(0.99, ge=0, le=1)
+    momentum: Share = 0.99
     """Fraction of the anchor policy kept at each update (mgrpo, corewarding)."""
-    momentum_generations: int | None = setting(None, ge=0)
+    momentum_generations: Natural | None = None
     """Completions per group sampled from the anchor (unset: a quarter of the group for mgrpo, as
     many as the policy's for corewarding)."""
     momentum_schedule: Literal["constant", "cosine"] | None = None
@@ -261,19 +275,19 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Move the anchor once per rollout batch, or at each optimizer step."""
     loss_on_momentum: bool = False
     """Also train on the anchor's completions (the merged variant of mgrpo)."""
-    min_vote_share: float = setting(0.0, ge=0, le=1)
+    min_vote_share: Share = 0.0
     """A majority smaller than this fraction of the parsed answers gives no label."""
     tie: Literal["first", "abstain", "random"] = "first"
     """How to resolve a tied vote."""
-    entropy_filter: float | Literal["off"] = setting(0.75, ge=0)
+    entropy_filter: NonNegative | Literal["off"] = 0.75
     """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
     dynamic_sampling: Literal["off", "skip", "drop", "resample"] = "off"
     """Groups of equal rewards: make no step if all are (skip), drop them, or resample."""
-    dynamic_tolerance: float = setting(1e-6, ge=0)
+    dynamic_tolerance: NonNegative = 1e-6
     """Rewards closer than this count as equal."""
-    dynamic_max_rounds: int = setting(3, ge=1)
+    dynamic_max_rounds: Count = 3
     """Rollout batches per update at most, when resampling."""
-    dynamic_oversample: float = setting(1.0, ge=1, le=100)
+    dynamic_oversample: Annotated[float, Bounds(ge=1, le=100)] = 1.0
     """Prompts of the first round per prompt that trains, when resampling."""
     dynamic_choice: Literal["first", "widest"] = "first"
     """Which groups train if more have a signal than fit: the first, or the widest in rewards."""
@@ -326,19 +340,19 @@ class ObjectiveConfig(Config, prefix="objective."):
 class RolloutConfig(Config, prefix="rollout."):
     """How much is sampled, and how often it is reused."""
 
-    prompts: int = setting(16, flag="batch", ge=1)
+    prompts: Count = setting(16, flag="batch")
     """Prompts of one rollout batch, over all processes."""
-    generations: int = setting(8, flag="group", ge=2)
+    generations: Several = setting(8, flag="group")
     """Completions per prompt."""
-    max_tokens: int = setting(48, flag="max-tokens", ge=1)
+    max_tokens: Count = setting(48, flag="max-tokens")
     """Maximum completion length."""
-    temperature: float = setting(1.0, gt=0)
+    temperature: Positive = 1.0
     """Sampling temperature."""
-    top_p: float = setting(1.0, gt=0, le=1)
+    top_p: PositiveShare = 1.0
     """Nucleus sampling threshold."""
-    updates: int = setting(1, ge=1)
+    updates: Count = 1
     """Optimizer steps per rollout batch."""
-    micro_batch: int | None = setting(None, ge=1)
+    micro_batch: Count | None = None
     """Completions per forward pass (unset: all of one update)."""
     fast: bool | None = None
     """Sample with CUDA graphs and train on shared prompts, as far as the model supports it (unset:
@@ -369,15 +383,15 @@ ALERTS = {
 class RunWatchConfig(Config, prefix="watch."):
     """The watch inside a training run."""
 
-    tries: int = setting(3, ge=1)
+    tries: Count = 3
     """Rollbacks before --guard rollback gives up."""
-    precision: float = setting(0.95, ge=0, le=1)
+    precision: Share = 0.95
     """The guard acts only on alarms that are at least as likely to be right; others warn."""
     detectors: Path | None = None
     """TOML file with detectors of your own."""
-    snr_every: int = setting(0, ge=0)
+    snr_every: Natural = 0
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
-    forgetting_every: int = setting(0, ge=0)
+    forgetting_every: Natural = 0
     """Measure the likelihood of general text every N steps (0: never), as forgetting/nll."""
     forgetting_file: Path | None = None
     """Plain text that the model should not forget (unset: the shipped sample, 2,000 tokens)."""
@@ -424,29 +438,29 @@ class LanguageRunConfig(Config):
     task: TaskConfig = TaskConfig()
     optim: OptimConfig = OptimConfig()
 
-    steps: int = setting(100, ge=1)
+    steps: Count = 100
     """Optimizer steps."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of all random draws in training."""
     out: Path | None = None
     """Run folder (unset: runs/NAME-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only limits, --device and --threads may change."""
-    save_every: int = setting(25, ge=0)
+    save_every: Natural = 25
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-    keep: int = setting(2, ge=1)
+    keep: Count = 2
     """Checkpoints to keep."""
-    budget: float | None = setting(None, gt=0, on_resume=True)
+    budget: Positive | None = setting(None, on_resume=True)
     """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
-    price: float | None = setting(None, gt=0, on_resume=True)
+    price: Positive | None = setting(None, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
     gpu: GpuName | None = setting(None, on_resume=True)
     """Take the price from the table of typical ones."""
     time_limit: str | None = setting(None, on_resume=True)
     """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
+    device: Device = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1, on_resume=True)
+    threads: Count | None = setting(None, on_resume=True)
     """CPU threads (unset: torch's choice)."""
 
     def check_fields(self) -> None:
@@ -475,9 +489,9 @@ class TrainConfig(LanguageRunConfig):
     """Continue this run; only limits, --device, --threads and --report-to may change."""
     trust: bool = setting(False, on_resume=True)
     """With --resume: use code and addresses that the run's files name, such as MODULE:FUNCTION."""
-    eval_every: int = setting(0, ge=0)
+    eval_every: Natural = 0
     """Evaluate every N steps (0: only before and after)."""
-    average: float = setting(0.0, ge=0, lt=1)
+    average: Fraction = 0.0
     """Decay of an average of the weights (a plain mean at first) that is evaluated, and replaces
     them after the last step (0: none)."""
     guard: GuardName = "warn"

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting
+from mesotron.config.base import Config, setting
 from mesotron.config.optim import PartsOptimConfig
+from mesotron.config.types import Bounds, Count, Device, Natural, NonNegative, Seed
 
 Perturbation = Literal["camera", "light", "noise", "position", "wording"]
 PerturbationName = Literal["none", Perturbation]
@@ -43,15 +44,15 @@ class DemosConfig(Config):
     """Whole demonstrations, divided evenly among the tasks."""
     starts: int | None = None
     """Frames with the hand at a random place (unset: ten per episode in our worlds, else none)."""
-    every: int = setting(1, ge=1)
+    every: Count = 1
     """Record every N-th observation; where rendering is slow, more scenes teach more."""
-    horizon: int = setting(8, ge=1)
+    horizon: Count = 8
     """Actions recorded after each single frame; at least the policy's chunk."""
-    noise: float = setting(0.15, ge=0)
+    noise: NonNegative = 0.15
     """Standard deviation of the noise added to the expert's moves; the clean ones are recorded."""
     seed: int = 0
     """First scene; scenes from 1,000,000 on are reserved for evaluation."""
-    workers: int | None = setting(None, ge=1)
+    workers: Count | None = None
     """Simulation processes (unset: one per core)."""
     compact: bool = False
     """Store the simulator's state instead of images; --render makes the images elsewhere."""
@@ -75,17 +76,17 @@ class PolicyConfig(Config, prefix="policy."):
     """0.2, 5, 20 or 50 million weights."""
     head: Literal["l1", "flow"] = "l1"
     """Predict the actions, or the flow from noise to them."""
-    chunk: int = setting(8, ge=1)
+    chunk: Count = 8
     """Actions predicted at once."""
-    patch: int | None = setting(None, ge=1)
+    patch: Count | None = None
     """Side of an image patch in pixels (unset: the size's own)."""
-    flow_steps: int = setting(5, ge=1)
+    flow_steps: Count = 5
     """Euler steps from noise to actions, when acting with the flow head."""
     vision_tower: str | None = None
     """Pretrained image model of Transformers: a folder or hub name (unset: from scratch)."""
     language_tower: str | None = None
     """The same for the instruction."""
-    lora: int = setting(0, ge=0)
+    lora: Natural = 0
     """Rank of LoRA adapters on pretrained towers (0: train all their weights)."""
     lora_alpha: float = 32.0
     """LoRA's scale: the update is multiplied by alpha / rank."""
@@ -104,18 +105,18 @@ class VlaTrainConfig(Config):
 
     demos: Path = setting(Path("demos"), positional=True)
     """Demonstrations: a folder made by mesotron vla demos, or a LeRobotDataset."""
-    pixels: int = setting(128, ge=8)
+    pixels: Annotated[int, Bounds(ge=8)] = 128
     """Shrink larger images of a LeRobotDataset to this width and height: all are kept in memory."""
     policy: PolicyConfig = PolicyConfig()
     optim: PartsOptimConfig = PartsOptimConfig()
 
-    steps: int = setting(1500, ge=1)
+    steps: Count = 1500
     """Optimizer steps."""
-    batch: int = setting(128, ge=4)
+    batch: Annotated[int, Bounds(ge=4)] = 128
     """Frames per step."""
-    where: float = setting(0.0, ge=0)
+    where: NonNegative = 0.0
     """Weight of an auxiliary loss on the object's true position; results made with it say so."""
-    seed: int = setting(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of the weights, the order of the frames and the noise."""
     out: Path | None = None
     """Run folder (unset: runs/vla-DATE)."""
@@ -123,21 +124,21 @@ class VlaTrainConfig(Config):
     """Continue this run; only --guard, --workers, --device and --threads may change."""
     trust: bool = setting(False, on_resume=True)
     """Run the code that the demonstrations name as their world, MODULE:CLASS."""
-    log_every: int = setting(10, ge=1)
+    log_every: Count = 10
     """Log metrics every N steps."""
-    probe_every: int = setting(100, ge=0)
+    probe_every: Natural = 100
     """Measure each part's gradient (effective rank, SNR) every N steps (0: never)."""
-    save_every: int = setting(500, ge=0)
+    save_every: Natural = 500
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-    keep: int = setting(2, ge=1)
+    keep: Count = 2
     """Checkpoints to keep."""
     guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
     """What the watch does when the run fails: record it, also warn, or also stop."""
-    episodes: int = setting(50, ge=0)
+    episodes: Natural = 50
     """Episodes per task in the evaluation at the end (0: no evaluation)."""
-    execute: int | None = setting(None, ge=1)
+    execute: Count | None = None
     """Actions of each chunk executed before observing again (unset: two thirds of the chunk)."""
-    workers: int | None = setting(None, ge=1, on_resume=True)
+    workers: Count | None = setting(None, on_resume=True)
     """Simulation processes in the evaluation (unset: one per core)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products; weights are float32 (auto: bfloat16 on a GPU that has it)."""
@@ -145,9 +146,9 @@ class VlaTrainConfig(Config):
     """Compile the policy: faster steps after about a minute."""
     graph: bool | None = None
     """Replay a step as a CUDA graph (unset: if the model and the size of the images allow it)."""
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
+    device: Device = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1, on_resume=True)
+    threads: Count | None = setting(None, on_resume=True)
     """CPU threads (unset: torch's choice)."""
 
     def check_fields(self) -> None:
@@ -165,9 +166,9 @@ class VlaEvalConfig(Config):
     """World, as in mesotron vla demos (unset: the demonstrations'; required after recordings)."""
     trust: bool = False
     """Run the code that the checkpoint names as its world, MODULE:CLASS."""
-    episodes: int = setting(50, ge=1)
+    episodes: Count = 50
     """Episodes per task."""
-    execute: int | None = setting(None, ge=1)
+    execute: Count | None = None
     """Actions of each chunk executed before observing again (unset: the run's own)."""
     controls: bool = True
     """Also run the policy with a wrong instruction, and the expert."""
@@ -175,13 +176,13 @@ class VlaEvalConfig(Config):
     """Also evaluate under these changes, one column each."""
     validation: bool = False
     """Use the scenes reserved for choosing settings instead of those for the final number."""
-    gifs: int = setting(0, ge=0)
+    gifs: Natural = 0
     """Record this many episodes per task beside the result."""
-    workers: int | None = setting(None, ge=1)
+    workers: Count | None = None
     """Simulation processes (unset: one per core)."""
     out: Path | None = None
     """Folder of the result (unset: RUN/eval)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Where the policy runs (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1)
+    threads: Count | None = None
     """CPU threads of the policy (unset: torch's choice)."""
