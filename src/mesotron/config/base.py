@@ -294,22 +294,21 @@ def _convert_tuple(kind: Any, value: Any, source: str) -> tuple[Any, ...]:
 
 
 def _convert_scalar(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is Literal and value in get_args(kind):
-        return value
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and type(value) in (int, float):
         return float(value)
-    if kind is NoneType and value is None:
-        return None
-    if get_origin(kind) is Literal or kind is NoneType:
+
+    if get_origin(kind) is Literal:
+        fits = value in get_args(kind)
+    elif kind in (bool, int, str, float, Path, NoneType):
+        fits = type(value) is kind
+    else:
+        fits = True  # lists and dictionaries of records
+
+    if not fits:
         raise TypeError
-
-    is_record = kind not in (bool, int, str, float, Path)  # lists and dictionaries of records
-    if is_record or type(value) is kind:
-        return value
-
-    raise TypeError
+    return value
 
 
 # Words for messages

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mesotron.config.aliases import SETTINGS, nest, upgrade_names
@@ -120,23 +120,11 @@ def read_setting(config_type: Any, item: str) -> tuple[str, str]:
 
 def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A TOML table by the places of its settings: lr = 1e-5 stands for [optim] lr = 1e-5."""
-    settings = {**table}
-    if isinstance(options := settings.get("trl"), Mapping):
-        settings["trl"] = [f"{key}={_to_text(value)}" for key, value in options.items()]
-
     known = [one.path for one in flags_of(config_type).values()]
     sections = {path.partition(".")[0] for path in known if "." in path} | {"data"}
-
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = key.replace("-", "_")
-        if isinstance(value, Mapping) and name in sections:
-            flat |= {f"{name}.{leaf.replace('-', '_')}": one for leaf, one in value.items()}
-        else:
-            flat[name] = value
-
     places: dict[str, Any] = {}
-    for name, value in upgrade_names(flat).items():
+
+    for name, value in upgrade_names(flatten(table, sections)).items():
         setting = find_setting(config_type, name)
         if setting is None and name in sections:
             raise ValueError(f"{source}: {name} = {value!r:.80} must be a table, [{name}]")
@@ -149,6 +137,23 @@ def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[
         places[setting.path] = value
 
     return nest(places)
+
+
+def flatten(table: Mapping[str, Any], sections: Collection[str]) -> dict[str, Any]:
+    """The keys of sections by dotted names; [trl] is the list of its options."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if not isinstance(value, Mapping):
+            flat[name] = value
+        elif name in sections:
+            flat |= {f"{name}.{leaf.replace('-', '_')}": one for leaf, one in value.items()}
+        elif name == "trl":
+            flat[name] = [f"{option}={_to_text(one)}" for option, one in value.items()]
+        else:
+            flat[name] = value
+
+    return flat
 
 
 def _to_text(value: Any) -> str:

@@ -91,6 +91,13 @@ def data_name(path: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
 
 
+def check_weights(config: "TaskConfig | RewardConfig", count: int) -> None:
+    """Refuse weights that are not one for each, or that all are 0."""
+    weights = config.weights
+    if weights and (len(weights) != count or not any(weights)):
+        config.refuse("weights", f"must give {count} weights, not all of them 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config, prefix="model."):
     """Which language model, and which part of it trains."""
@@ -152,9 +159,8 @@ class TaskConfig(Config, prefix="task."):
     """Seed of generated problems and of the held-out split; independent of the training seed."""
 
     def check_fields(self) -> None:
-        is_gym = self.name.startswith("rg:")
-        if self.name not in TASKS and not is_gym:
-            self.refuse("name", TASKS.hint(self.name))
+        self._check_name()
+        self._check_data()
 
         self.refuse_unless(
             self.is_gym, "needs --task rg:NAME", "settings", "difficulty", "curriculum"
@@ -166,17 +172,20 @@ class TaskConfig(Config, prefix="task."):
         if self.levels and (self.has_own_data or not TASKS[self.source].has_levels):
             self.refuse("levels", f"does not apply: the task {self.title} has no levels")
 
+    def _check_name(self) -> None:
+        if self.name not in TASKS and not self.name.startswith("rg:"):
+            self.refuse("name", TASKS.hint(self.name))
         if self.name == "file" and not self.data:
             self.refuse("name", "needs --data")
+
+    def _check_data(self) -> None:
+        self.refuse_unless(bool(self.data), "needs --data", "columns")
+        self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
         if len(self.data) > 1 and not self.has_own_data:
             self.refuse("data", f"is more than one place: --task {self.name} reads one")
 
-        self.refuse_unless(bool(self.data), "needs --data", "columns")
-        self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
-
         count = len(self.data) or self.name.count("+") + 1
-        if self.weights and (len(self.weights) != count or not any(self.weights)):
-            self.refuse("weights", f"must give {count} weights, not all of them 0")
+        check_weights(self, count)
 
         for item in filter(None, self.columns.split(",")):
             if not re.fullmatch(r"\w+=.*", item) or item == "prompt=":
@@ -237,8 +246,8 @@ class RewardConfig(Config, prefix="reward."):
     def check_fields(self) -> None:
         if not self.parts or len(set(self.parts)) < len(self.parts):
             self.refuse("parts", "must name at least one part, and none twice")
-        if self.weights and (len(self.weights) != len(self.parts) or not any(self.weights)):
-            self.refuse("weights", f"must give {len(self.parts)} weights, not all of them 0")
+
+        check_weights(self, len(self.parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,47 +302,61 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Which groups train if more have a signal than fit: the first, or the widest in rewards."""
 
     def check_fields(self) -> None:
+        self._check_resampling()
+        self._check_loss()
+        self._check_labels()
+
+    def _check_resampling(self) -> None:
         resamples = self.dynamic_sampling == "resample"
         why = "needs --objective.dynamic-sampling resample"
         self.refuse_unless(resamples, why, "dynamic_max_rounds", "dynamic_oversample")
+
         why = "needs --objective.dynamic-oversample above 1"
         self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
-
-        if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
-            self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
 
         if resamples and self.scale_rewards == "batch":
             self.refuse("scale_rewards", "differs by round of resampling: use group or none")
 
-        has_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
-        self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
-        has_high = has_clip or self.name == "cispo"
-        self.refuse_unless(has_high, f"does not apply: {self.name} has no clip", "epsilon_high")
-        has_cov = self.name in ("clip_cov", "kl_cov")
-        self.refuse_unless(has_cov, "needs --objective.name clip_cov or kl_cov", "cov_share")
+    def _check_loss(self) -> None:
+        if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
+            self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
 
+        has_lower_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
+        why = f"does not apply: {self.name} has no lower clip"
+        self.refuse_unless(has_lower_clip, why, "epsilon")
+
+        has_clip = has_lower_clip or self.name == "cispo"
+        self.refuse_unless(has_clip, f"does not apply: {self.name} has no clip", "epsilon_high")
         if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
 
-        why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
-        self.refuse_unless(self.name in SELF_LABELED, why, "loss")
-        why = "needs --objective.name "
-        labeled = self.name in SELF_LABELED
-        anchored = self.name in ("mgrpo", "corewarding")
-        self.refuse_unless(labeled, why + "vote, mgrpo or corewarding", "tie", "min_vote_share")
-        own = "momentum", "momentum_update"
-        own += ("momentum_generations",) * bool(self.momentum_generations)  # 0 samples nothing
-        own += ("momentum_schedule",) * (self.momentum_schedule == "cosine")
-        self.refuse_unless(anchored, why + "mgrpo or corewarding", *own)
+        has_cov = self.name in ("clip_cov", "kl_cov")
+        self.refuse_unless(has_cov, "needs --objective.name clip_cov or kl_cov", "cov_share")
 
-        if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
+    def _check_labels(self) -> None:
+        votes = self.name in SELF_LABELED
+        why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
+        self.refuse_unless(votes, why, "loss")
+        why = "needs --objective.name vote, mgrpo or corewarding"
+        self.refuse_unless(votes, why, "tie", "min_vote_share")
+
+        has_anchor = self.name in ("mgrpo", "corewarding")
+        why = "needs --objective.name mgrpo or corewarding"
+        self.refuse_unless(has_anchor, why, "momentum", "momentum_update")
+        if self.momentum_generations:  # 0 samples nothing
+            self.refuse_unless(has_anchor, why, "momentum_generations")
+        if self.momentum_schedule == "cosine":
+            self.refuse_unless(has_anchor, why, "momentum_schedule")
+
+        has_own_votes = self.momentum_generations == 0 or self.loss_on_momentum
+        if self.name == "corewarding" and has_own_votes:
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
 
         is_mgrpo = self.name == "mgrpo"
-        unfiltered = self.entropy_filter == "off"
-        self.refuse_unless(is_mgrpo, why + "mgrpo", "loss_on_momentum")
-        self.refuse_unless(is_mgrpo or unfiltered, why + "mgrpo", "entropy_filter")
+        why = "needs --objective.name mgrpo"
+        self.refuse_unless(is_mgrpo, why, "loss_on_momentum")
+        self.refuse_unless(is_mgrpo or self.entropy_filter == "off", why, "entropy_filter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -502,28 +525,39 @@ class TrainConfig(LanguageRunConfig):
 
     def check_fields(self) -> None:
         super().check_fields()
-        if self.model.load != "full" and (self.rollout.fast or self.rollout.vllm != "off"):
+        self._check_sampling()
+        self._check_reward()
+        self._check_task()
+
+    def _check_sampling(self) -> None:
+        uses_vllm = self.rollout.vllm != "off"
+        if self.model.load != "full" and (self.rollout.fast or uses_vllm):
             why = "is for TRL's own sampling: leave --rollout.fast and --vllm out"
             self.model.refuse("load", why)
 
-        reward = self.reward
-        for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
-            reward.refuse_unless(part in reward.parts, f"needs {part} among --reward", name)
+        if not self.tools and not self.environment:
+            return
 
-        if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
+        flag = "--tools" if self.tools else "--environment"
+        if self.rollout.fast:
+            self.rollout.refuse("fast", f"samples completions without calls: leave out {flag}")
+        if self.objective.name in ("mgrpo", "corewarding"):
+            why = f"has an anchor that calls no tools: with {flag} use vote"
+            self.objective.refuse("name", why)
+
+    def _check_reward(self) -> None:
+        reward = self.reward
+        is_near = "near" in reward.parts
+        reward.refuse_unless(is_near, "needs near among --reward", "near_unit")
+
+        is_overlong = "overlong" in reward.parts
+        reward.refuse_unless(is_overlong, "needs overlong among --reward", "overlong_buffer")
+        if is_overlong and reward.overlong_buffer > self.rollout.max_tokens:
             reward.refuse("overlong_buffer", "must be at most --max-tokens")
 
+    def _check_task(self) -> None:
         if not self.task.num_eval:
             self.task.refuse("num_eval", "leaves no problem to evaluate on: give 1 or more")
 
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
             self.task.refuse("num_train", f"is below --batch {self.rollout.prompts}")
-
-        named = "--tools" if self.tools else "--environment" if self.environment else None
-        if named and self.rollout.fast:
-            self.rollout.refuse("fast", f"samples completions without calls: leave out {named}")
-
-        if named and self.objective.name in ("mgrpo", "corewarding"):
-            self.objective.refuse(
-                "name", f"has an anchor that calls no tools: with {named} use vote"
-            )
