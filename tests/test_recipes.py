@@ -11,7 +11,7 @@ from mesotron.config import ModelConfig, TrainConfig
 from mesotron.config.base import from_plain, to_plain
 from mesotron.models.load import load_model
 from mesotron.recipes import RECIPES, describe_recipes, make_recipe
-from mesotron.rlvr.objectives import trl_arguments
+from mesotron.rlvr.trl_arguments import trl_arguments
 from mesotron.runs import RunFolder
 from support.rlvr_tiny import make_network
 

@@ -27,7 +27,7 @@ from mesotron.models.load import load_model
 from mesotron.recipes import make_recipe
 from mesotron.rewards.call import as_reward_function, make_reward
 from mesotron.rlvr.callbacks import RunLog
-from mesotron.rlvr.objectives import trl_arguments
+from mesotron.rlvr.trl_arguments import trl_arguments
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.tasks.load import load_task

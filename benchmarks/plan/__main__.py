@@ -35,11 +35,11 @@ from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
 from mesotron.rewards.call import make_reward
 from mesotron.rlvr.lifecycle import quiet_libraries
-from mesotron.rlvr.objectives import trl_arguments
 from mesotron.rlvr.parts import Parts, build_trainer
 from mesotron.rlvr.plan.estimate import predict
 from mesotron.rlvr.plan.setup import Lengths
 from mesotron.rlvr.plan.shapes import GIB, SHAPES, Shape, find_device
+from mesotron.rlvr.trl_arguments import trl_arguments
 from mesotron.runs import RunFolder
 from mesotron.tasks.load import load_task
 from mesotron.tasks.prompts import render_prompts

@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.smollm2.rounded import imitate
+from mesotron.answers.facts import Facts
 from mesotron.answers.verify import Verifier
 from mesotron.config import TrainConfig
 from mesotron.models.sharded import as_loaded
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.parts import build_trainer, load
+from mesotron.rlvr.trl_trainer import to_trl
 from mesotron.runs import RunFolder
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import Sampling
@@ -67,7 +69,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         trainer, parts = make(given, stack, prompts=2, generations=4)
-        found["gradients"] = compare_gradients(trainer, roll(trainer, 2, 4))
+        found["gradients"] = compare_gradients(trainer, roll(trainer, 2, 4)[0])
         found["sampler"] = compare_sampler(trainer, parts)
         write(found, given.out)
         trainer, parts = make(given, stack, given.prompts, generations=8)
@@ -107,10 +109,11 @@ def make(given: Any, stack: ExitStack, prompts: int, generations: int) -> tuple[
     return trainer, parts
 
 
-def roll(trainer: Any, prompts: int, generations: int) -> dict[str, Any]:
-    """A rollout of the first prompts, scored."""
+def roll(trainer: Any, prompts: int, generations: int) -> tuple[dict[str, Any], Sequence[Facts]]:
+    """A rollout of the first prompts, scored, and the facts of its completions."""
     rows = [trainer.train_dataset[k] for k in range(prompts) for _ in range(generations)]
-    return trainer._generate_and_score_completions(rows)
+    batch, scored = trainer._sample_and_score(rows)
+    return to_trl(batch), scored.facts
 
 
 def gradient(trainer: Any, batch: dict[str, Any], advantages: Tensor) -> Gradient:
@@ -262,8 +265,7 @@ def try_examples(parts: Any, shots: int) -> dict[str, float]:
 
 def first_gradient(trainer: Any, prompts: int) -> dict[str, Any]:
     """Sizes with and without the format's reward, and what momentum keeps of the former."""
-    batch = roll(trainer, prompts, 8)
-    facts = trainer.scored.facts
+    batch, facts = roll(trainer, prompts, 8)
     both = torch.tensor([0.1 * f.formatted + f.correct for f in facts])
     right = torch.tensor([float(f.correct) for f in facts])
 

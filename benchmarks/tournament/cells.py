@@ -94,8 +94,8 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     from mesotron.answers.facts import Judge
     from mesotron.models.speed import choose_speed
     from mesotron.rewards.call import make_reward
-    from mesotron.rlvr.objectives import trl_arguments
     from mesotron.rlvr.parts import Parts
+    from mesotron.rlvr.trl_arguments import trl_arguments
     from mesotron.tasks.load import load_task
 
     model, tokenizer = start_of(cell["task"], given.folder, given.state)

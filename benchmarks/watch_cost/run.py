@@ -29,7 +29,7 @@ from mesotron.answers.verify import Verifier
 from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.recipes import make_recipe
-from mesotron.rewards.scorer import Scored
+from mesotron.rlvr import grpo
 from mesotron.rlvr import trl_trainer as rlvr_trainer
 from mesotron.rlvr.callbacks import SnrProbe
 from mesotron.rlvr.lifecycle import quiet_libraries
@@ -48,9 +48,9 @@ SIZES = {
 }
 # Functions that are called only for the watch, by the module of the caller.
 PROBES: tuple[tuple[Any, str], ...] = (
-    (Scored, "metrics"),
+    (grpo.Scored, "group_metrics"),
     (rlvr_trainer, "repetition"),
-    (rlvr_trainer, "policy_metrics"),
+    (grpo, "policy_metrics"),
     (RoutedOptimizer, "stats"),
 )
 

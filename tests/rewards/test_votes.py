@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from mesotron.answers.verify import Verifier
-from mesotron.config import ObjectiveConfig
 from mesotron.rewards.votes import (
     Ballots,
     Vote,
+    VoteRules,
     label_accuracy,
     label_by_vote,
     low_entropy_outliers,
@@ -43,7 +43,7 @@ def test_random_ties_depend_on_the_seed_alone():
 def labels(name="mgrpo", *, policy, anchor=None, **options):
     anchor = anchor or [[] for _ in policy]
     ballots = Ballots(policy=policy, anchor=anchor, **options)
-    return label_by_vote(ballots, ObjectiveConfig(name=name))
+    return label_by_vote(ballots, VoteRules(anchor_alone=name == "corewarding"))
 
 
 @pytest.mark.parametrize(

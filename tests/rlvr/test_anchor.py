@@ -270,8 +270,8 @@ def test_the_whole_step_by_hand(tmp_path, name, voters, label):
 
 def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
     class Filtered(GRPOTrainer):
-        def _trajectory_entropies(self, prompt_ids, completion_ids):
-            H = super()._trajectory_entropies(prompt_ids, completion_ids)
+        def _trajectory_entropies(self, rollout):
+            H = super()._trajectory_entropies(rollout)
             H[1] = 0.0
             H[-1] = 0.0  # one of the policy's and one of the anchor's
 
@@ -293,7 +293,7 @@ def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
     batches = tiny.spy(trainer)
     trainer.train()
     (batch,) = batches
-    dropped = trainer.scored.rewards[0].isnan()
+    dropped = batch["tool_mask"].sum(1) == 0
 
     assert dropped[1]
     assert batch["advantages"][1] == 0
@@ -302,8 +302,8 @@ def test_the_entropy_filter_removes_the_lowest_from_vote_and_loss(tmp_path):
 
     def loss_and_metrics(batch):
         trainer.current_gradient_accumulation_steps = 1
-        loss = trainer._compute_loss(trainer.model.train(), batch).item()
-        return loss, *(trainer._metrics["train"][name][-1] for name in ("kl", "entropy"))
+        output = trainer.loss_of(trainer.model.train(), batch)
+        return output.loss.item(), output.metrics["kl"], output.metrics["entropy"]
 
     # Whatever a dropped completion says, it changes neither the loss nor a mean.
     ids = batch["completion_ids"].clone()
@@ -324,8 +324,8 @@ def test_the_entropies_of_the_filter_are_those_of_the_loss(tmp_path):
     seen = []
 
     class Recorded(GRPOTrainer):
-        def _trajectory_entropies(self, prompt_ids, completion_ids):
-            H = super()._trajectory_entropies(prompt_ids, completion_ids)
+        def _trajectory_entropies(self, rollout):
+            H = super()._trajectory_entropies(rollout)
             seen.append(H[:8])
             return H
 

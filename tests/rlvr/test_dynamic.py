@@ -5,7 +5,8 @@ import torch
 
 from mesotron.probes import group_spreads
 from mesotron.rlvr import dynamic
-from mesotron.rlvr.objectives import first_round_rows
+from mesotron.rlvr.grpo import Batch
+from mesotron.rlvr.trl_arguments import first_round_rows
 
 NAN = torch.nan
 
@@ -76,34 +77,45 @@ def test_as_many_are_sampled_as_the_neediest_process_lacks():
     assert dynamic.missing_places(sources((0, 0), (0, 1)), blocks=2) == 0
 
 
-def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
-    return {
-        "prompt_ids": torch.full((rows, prompt), fill),
-        "prompt_mask": torch.ones(rows, prompt, dtype=torch.long),
-        "completion_ids": torch.full((rows, completion), fill),
-        "completion_mask": torch.ones(rows, completion, dtype=torch.long),
-        "advantages": torch.full((rows,), float(fill)),
-        "importance_sampling_ratio": torch.full((rows, 1), 0.5),
-        "num_items_in_batch": torch.tensor(rows * completion),
-    }
+def make_batch(rows: int, prompt: int, completion: int, fill: int, **columns) -> Batch:
+    ones = torch.ones(rows, completion, dtype=torch.long)
+    return Batch(
+        prompt_ids=torch.full((rows, prompt), fill),
+        prompt_mask=torch.ones(rows, prompt, dtype=torch.long),
+        completion_ids=torch.full((rows, completion), fill),
+        completion_mask=ones,
+        loss_mask=ones,
+        advantages=torch.full((rows,), float(fill)),
+        num_tokens=torch.tensor(rows * completion),
+        **columns,
+    )
 
 
 def test_rows_of_two_rounds_are_padded_to_one_length():
-    merged = dynamic.merge_rows([scored(2, 3, 2, 7), scored(2, 2, 4, 8)], [(1, 0), (0, 1)])
-    assert merged["prompt_ids"].tolist() == [[0, 8, 8], [7, 7, 7]]
-    assert merged["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
-    assert merged["completion_ids"].tolist() == [[8, 8, 8, 8], [7, 7, 0, 0]]
-    assert merged["completion_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert merged["advantages"].tolist() == [8.0, 7.0]
-    assert merged["importance_sampling_ratio"].tolist() == [[0.5], [0.5]]
+    ratio = {"sampler_ratio": torch.full((2, 1), 0.5)}
+    rounds = [make_batch(2, 3, 2, 7, **ratio), make_batch(2, 2, 4, 8, **ratio)]
+    merged = dynamic.merge_rows(rounds, [(1, 0), (0, 1)])
 
-    # The ratio of a padding token is 1.
-    a, b = ({"importance_sampling_ratio": torch.full((1, n), 0.5)} for n in (1, 2))
-    merged = dynamic.merge_rows([a, b], [(0, 0), (1, 0)])
-    assert merged["importance_sampling_ratio"].tolist() == [[0.5, 1.0], [0.5, 0.5]]
+    assert merged.prompt_ids.tolist() == [[0, 8, 8], [7, 7, 7]]
+    assert merged.prompt_mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert merged.completion_ids.tolist() == [[8, 8, 8, 8], [7, 7, 0, 0]]
+    assert merged.completion_mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert merged.loss_mask.tolist() == merged.completion_mask.tolist()
+    assert merged.advantages.tolist() == [8.0, 7.0]
+    assert merged.sampler_ratio.tolist() == [[0.5], [0.5]]
+    assert merged.num_tokens == 4
 
+
+def test_the_ratio_of_a_padding_token_is_1():
+    rounds = [make_batch(1, 1, n, 7, sampler_ratio=torch.full((1, n), 0.5)) for n in (1, 2)]
+    merged = dynamic.merge_rows(rounds, [(0, 0), (1, 0)])
+    assert merged.sampler_ratio.tolist() == [[0.5, 1.0], [0.5, 0.5]]
+
+
+def test_images_are_not_resampled():
+    batch = make_batch(1, 1, 1, 7, images={"pixel_values": torch.zeros(1)})
     with pytest.raises(ValueError, match="images"):
-        dynamic.merge_rows([{"pixel_values": torch.zeros(1)}], [(0, 0)])
+        dynamic.merge_rows([batch], [(0, 0)])
 
 
 def test_each_pass_over_the_data_has_all_of_it_in_another_order():

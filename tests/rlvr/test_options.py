@@ -18,14 +18,11 @@ from mesotron.config import (
     RolloutConfig,
     TrainConfig,
 )
+from mesotron.rlvr import objectives
 from mesotron.rlvr.lifecycle import trainer_arguments
-from mesotron.rlvr.objectives import (
-    PUBLISHED,
-    check_updates,
-    resolve,
-    trl_arguments,
-)
+from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.train import check
+from mesotron.rlvr.trl_arguments import check_updates, trl_arguments
 from mesotron.rlvr.trl_options import INSTEAD, grpo_fields, trl_options
 
 
@@ -34,7 +31,7 @@ def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options
     return trl_arguments(config, rollout or RolloutConfig(), optim or OptimConfig(), processes)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", objectives.names())
 def test_every_objective_makes_arguments_that_trl_takes(name, tmp_path):
     config = GRPOConfig(
         str(tmp_path),

@@ -1,11 +1,8 @@
 """The trainer: TRL's to the last bit by default; losses, optimizers, facts, dynamic sampling."""
 
 import gc
-import inspect
 import math
-import tomllib
 import weakref
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -22,26 +19,10 @@ from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim.clipping import clip_gradients
 from mesotron.rewards.scorer import TOO_LARGE, warn_once
 from mesotron.rlvr.optimizer import build_optimizer
-from mesotron.rlvr.trl_trainer import GRPOTrainer, loss_mask
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 from support import rlvr_tiny as tiny
 
 OFF_POLICY = {"steps_per_generation": 2, "max_steps": 3}
-
-
-def test_overrides_are_in_the_table_with_the_signatures_of_the_tested_versions():
-    overrides = tomllib.loads(
-        Path(inspect.getfile(GRPOTrainer)).with_name("overrides.toml").read_text()
-    )
-    assert trl.__version__.rpartition(".")[0] in overrides.pop("trl")
-
-    overridden = {name: text for table in overrides.values() for name, text in table.items()}
-    for name, parameters in overridden.items():
-        current = ", ".join(inspect.signature(getattr(trl.GRPOTrainer, name)).parameters)
-        assert current == parameters, f"{name} changed: check its override and overrides.toml"
-
-    ours = GRPOTrainer.__mro__[: GRPOTrainer.__mro__.index(trl.GRPOTrainer)]
-    replaced = {name for cls in ours for name in vars(cls) if name in dir(trl.GRPOTrainer)}
-    assert {name for name in replaced if not name.startswith("__")} == set(overridden)
 
 
 @pytest.mark.parametrize(
@@ -71,106 +52,6 @@ def test_unknown_and_contradicting_arguments_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=named):
             tiny.make_trainer(tmp_path, parts=parts, **settings)
-
-
-def loss_of(trainer, batch, **settings) -> float:
-    """The loss with some attributes changed for this call."""
-    before = {name: getattr(trainer, name) for name in settings}
-    vars(trainer).update(settings)
-    loss = trainer._compute_loss(trainer.model.train(), batch).item()
-    vars(trainer).update(before)
-
-    return loss
-
-
-@pytest.fixture(scope="module")
-def gmpo(tmp_path_factory):
-    """A trainer and a batch whose old log-probabilities are a little off."""
-    trainer = tiny.make_trainer(tmp_path_factory.mktemp("gmpo"), parts={"objective": "gmpo"})
-    trainer.current_gradient_accumulation_steps = 1
-    torch.manual_seed(1)
-    ids = torch.randint(3, 25, (4, 5))
-
-    batch = {
-        "prompt_ids": torch.randint(3, 25, (4, 3)),
-        "prompt_mask": torch.ones(4, 3, dtype=torch.long),
-        "completion_ids": ids,
-        "completion_mask": (torch.arange(5) < torch.tensor([[5], [3], [4], [0]])).long(),
-        "advantages": torch.tensor([1.0, -1.0, 0.5, 2.0]),
-        "num_items_in_batch": torch.tensor(12),
-    }
-
-    trainer._compute_loss(trainer.model, batch)
-    full = torch.cat([batch["prompt_ids"], ids], 1)
-
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    with torch.no_grad():
-        logprobs, entropies, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, full, mask, 5, compute_entropy=True
-        )
-
-    shift = 0.6 * torch.randn(4, 5)
-    batch["old_per_token_logps"] = logprobs - shift
-
-    return trainer, batch, shift, logprobs, entropies
-
-
-def by_hand(batch, shift, weight=(1, 1, 1, 1)):
-    total = 0.0
-    for k, A in enumerate(batch["advantages"].tolist()):
-        size = int(batch["completion_mask"][k].sum())
-        d = shift[k, :size].tolist()
-        d = [min(x, 0.4) if A > 0 else max(x, -0.4) for x in d]
-        total -= A * math.exp(sum(d) / max(size, 1)) * weight[k]
-
-    return total / 4
-
-
-def close(value):
-    return pytest.approx(value, rel=1e-4)
-
-
-def test_gmpo_in_the_trainer_by_hand(gmpo):
-    """The loss, TRL's corrections, KL term and entropy bonus, and what is logged."""
-    trainer, batch, shift, logprobs, entropies = gmpo
-    mask = batch["completion_mask"]
-    policy_loss = by_hand(batch, shift)
-
-    assert loss_of(trainer, batch) == close(policy_loss)
-    real = mask.bool()
-    A = batch["advantages"][:, None]
-    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    high = (shift > 0.4) & (A > 0) & real
-    low = (shift < -0.4) & (A < 0) & real
-
-    assert logged["clip_ratio/high_mean"] == close(high.sum().item() / 12)
-    assert logged["clip_ratio/low_mean"] == close(low.sum().item() / 12)
-    assert logged["ratio/log_max"] == close(shift[real].max().item())
-    assert logged["ratio/log_min"] == close(shift[real].min().item())
-
-    # The correction of the sampler's log-probabilities.
-    ratio = torch.tensor([[0.5], [2.0], [0.0], [1.0]])
-    loss = loss_of(trainer, {**batch, "importance_sampling_ratio": ratio}, use_vllm=True)
-    assert loss == close(by_hand(batch, shift, ratio[:, 0].tolist()))
-
-    # The off-policy mask: only sequence 1 has A < 0; its KL is the mean of -shift.
-    kl = -shift[1, :3].mean().item()
-    assert loss_of(trainer, batch, off_policy_mask_threshold=kl + 0.01) == close(policy_loss)
-
-    loss = loss_of(trainer, batch, off_policy_mask_threshold=kl - 0.01)
-    assert loss == close(by_hand(batch, shift, (1, 0, 1, 1)))
-
-    # TRL weighs the KL of each token by its ratio (use_bias_correction_kl).
-    ratio = (shift.exp() * mask).sum(1) / mask.sum(1).clamp(min=1)
-    kl = (math.exp(-0.1) + 0.1 - 1) * ratio.mean().item()
-    loss = loss_of(trainer, {**batch, "ref_per_token_logps": logprobs - 0.1}, beta=0.5)
-
-    assert loss == close(policy_loss + 0.5 * kl)
-    H = (entropies * mask).sum().item() / 12
-    loss = loss_of(trainer, batch, entropy_coef=0.1, _entropy_bonus_enabled=True)
-
-    assert loss == close(policy_loss - 0.1 * H)
-    assert trainer._metrics["train"]["policy_loss"][-1] == close(policy_loss)
 
 
 def test_the_reference_is_the_model_as_it_was_given(tmp_path):
@@ -408,7 +289,7 @@ def test_dropped_groups_leave_the_loss(tmp_path):
     num_silent = 0
     for batch, row in steps:
         assert (batch["completion_mask"].sum(1) > 0).all()  # attention and lengths stay
-        lengths = loss_mask(batch).sum(1).tolist()
+        lengths = (batch["completion_mask"] * batch["tool_mask"]).sum(1).tolist()
         silent = [n == 0 for n in lengths]
         digits = first_digits(trainer, batch)
 
@@ -523,12 +404,12 @@ def test_a_step_without_tokens_logs_no_entropy(tmp_path):
 
     assert [row[name] for name in ("entropy", "kl", "clip_ratio/region_mean")] == [None] * 3
     assert row["entropy_coef"] == 0.02
-    assert trainer._last_world_entropy == torch.inf
+    assert trainer.bonus.entropy == torch.inf
 
     trainer = tiny.train(tmp_path, parts=parts, **settings)
     (row,) = tiny.rows(trainer)
-    assert row["entropy"] == pytest.approx(trainer._last_world_entropy)
-    assert (row["entropy_coef"], trainer.entropy_coef) == pytest.approx((0.015, 0.015))
+    assert row["entropy"] == pytest.approx(trainer.bonus.entropy)
+    assert (row["entropy_coef"], trainer.bonus.coef) == pytest.approx((0.015, 0.015))
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mesotron.answers.verify import Verifier
-from mesotron.config import ObjectiveConfig
 
 Tie = Literal["first", "abstain", "random"]
 Answers = Sequence[Sequence[str | None]]
+Marks = Sequence[Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,22 @@ class Vote:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VoteRules:
+    """Who votes, and what makes a majority."""
+
+    tie: Tie = "first"
+    min_share: float = 0.0  # a leader with a smaller share gives no label
+    anchor_alone: bool = False  # the policy's completions do not vote if the anchor's do
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ballots:
-    """The answers of a rollout batch; completions marked as dropped do not count."""
+    """The answers of a rollout; completions marked as dropped do not count."""
 
     policy: Answers  # [P][G], of the completions that are rewarded
     anchor: Answers  # [P][N], only vote; N may be 0
-    dropped: Sequence[Sequence[bool]] = ()  # [P][G], or empty for none
-    anchor_dropped: Sequence[Sequence[bool]] = ()  # [P][N]
+    dropped: Marks = ()  # [P][G], or empty for none
+    anchor_dropped: Marks = ()  # [P][N]
     from_anchor: int = 0  # how many of each G, at the end, the anchor sampled (merged variant)
 
 
@@ -81,61 +90,92 @@ def majority(
     elif len(leaders) > 1 and tie == "random":
         label = random.Random(repr(seed)).choice(leaders)
 
-    return Vote(label if share >= min_share else None, share, counts.total())
+    if share < min_share:
+        label = None
+
+    return Vote(label, share, counts.total())
 
 
-def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0) -> Labels:
+def elect(electorates: Answers, rules: VoteRules, seed: object = 0) -> list[Vote]:
+    """One vote for each group of answers."""
+    votes = []
+    for number, answers in enumerate(electorates):
+        chosen = majority(answers, tie=rules.tie, min_share=rules.min_share, seed=(seed, number))
+        votes.append(chosen)
+
+    return votes
+
+
+def label_by_vote(ballots: Ballots, rules: VoteRules, seed: object = 0) -> Labels:
     """Label each prompt by majority vote and reward the completions that agree.
 
     A prompt without a label gives equal rewards, hence no advantage. `seed` is of random ties.
 
     Example:
         >>> ballots = Ballots(policy=[["7", "8", None]], anchor=[["8"]])
-        >>> label_by_vote(ballots, ObjectiveConfig(name="mgrpo")).rewards
+        >>> label_by_vote(ballots, VoteRules()).rewards
         [[0.0, 1.0, 0.0]]
     """
-    policy = _mask_dropped(ballots.policy, ballots.dropped)
-    anchor = _mask_dropped(ballots.anchor, ballots.anchor_dropped)
-    split = len(policy[0]) - ballots.from_anchor if ballots.from_anchor else None
+    policy = without_dropped(ballots.policy, ballots.dropped)
+    anchor = without_dropped(ballots.anchor, ballots.anchor_dropped)
 
-    def elect(electorates: Answers) -> list[Vote]:
-        options = {"tie": objective.tie, "min_share": objective.min_vote_share}
-        return [majority(a, seed=(seed, k), **options) for k, a in enumerate(electorates)]
+    if rules.anchor_alone and any(map(len, anchor)):
+        votes = elect(anchor, rules, seed)
+    else:
+        votes = elect(joined(policy, anchor), rules, seed)
 
-    anchor_alone = objective.name == "corewarding" and any(map(len, anchor))
-    votes = elect(
-        anchor if anchor_alone else [[*a, *b] for a, b in zip(policy, anchor, strict=True)]
-    )
+    rewards: list[list[float | None]] = []
+    for answers, vote in zip(ballots.policy, votes, strict=True):
+        agrees = [vote.label is not None and answer == vote.label for answer in answers]
+        rewards.append([float(agreed) for agreed in agrees])
+
+    for group, dropped in zip(rewards, ballots.dropped, strict=False):
+        for place, is_out in enumerate(dropped):
+            if is_out:
+                group[place] = None
+
     shares = [vote.share for vote in votes if vote.voters]
+    num_abstained = sum(vote.label is None for vote in votes)
 
     metrics = {
         "votes/share": sum(shares) / max(len(shares), 1),
-        "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
+        "votes/abstained": num_abstained / max(len(votes), 1),
+        **agreement(policy, anchor, ballots.from_anchor, rules, seed),
     }
-
-    by_anchor = [[*a[split:], *b] if split else b for a, b in zip(policy, anchor, strict=True)]
-    if any(map(len, by_anchor)):
-        # How often the two electorates choose the same label, where both have one.
-        both = zip(elect([a[:split] for a in policy]), elect(by_anchor), strict=True)
-        same = [a.label == b.label for a, b in both if None not in (a.label, b.label)]
-        metrics |= {"votes/agreement": sum(same) / len(same)} if same else {}
-
-    rewards: list[list[float | None]] = [
-        [float(vote.label is not None and answer == vote.label) for answer in answers]
-        for answers, vote in zip(ballots.policy, votes, strict=True)
-    ]
-    for row, dropped in zip(rewards, ballots.dropped):
-        row[:] = [None if out else reward for reward, out in zip(row, dropped, strict=True)]
-
     return Labels(rewards=rewards, votes=votes, metrics=metrics)
 
 
-def _mask_dropped(answers: Answers, dropped: Sequence[Sequence[bool]]) -> list[list[str | None]]:
-    dropped = dropped or [[False] * len(row) for row in answers]
-    return [
-        [None if out else answer for answer, out in zip(row, outs, strict=True)]
-        for row, outs in zip(answers, dropped, strict=True)
-    ]
+def joined(first: Answers, second: Answers) -> list[list[str | None]]:
+    return [[*a, *b] for a, b in zip(first, second, strict=True)]
+
+
+def agreement(
+    policy: Answers, anchor: Answers, from_anchor: int, rules: VoteRules, seed: object
+) -> dict[str, float]:
+    """votes/agreement: how often policy and anchor alone choose the same label, if any."""
+    by_policy = [answers[: len(answers) - from_anchor] for answers in policy]
+    by_anchor = [answers[len(answers) - from_anchor :] for answers in policy]
+    by_anchor = joined(by_anchor, anchor)
+    if not any(map(len, by_anchor)):
+        return {}
+
+    same = []
+    for a, b in zip(elect(by_policy, rules, seed), elect(by_anchor, rules, seed), strict=True):
+        if a.label is not None and b.label is not None:
+            same.append(a.label == b.label)
+
+    return {"votes/agreement": sum(same) / len(same)} if same else {}
+
+
+def without_dropped(answers: Answers, dropped: Marks) -> list[list[str | None]]:
+    """Dropped completions abstain."""
+    kept = [list(group) for group in answers]
+    for group, marks in zip(kept, dropped, strict=False):
+        for place, is_out in enumerate(marks):
+            if is_out:
+                group[place] = None
+
+    return kept
 
 
 def label_accuracy(
@@ -145,19 +185,27 @@ def label_accuracy(
     verifier: Verifier,
 ) -> dict[str, float]:
     """votes/label_accuracy and votes/reward_accuracy, where golds are known; for the log only."""
-    chosen = [vote.label for vote in labels.votes]
-    known = [k for k, gold in enumerate(golds) if gold is not None and chosen[k] is not None]
-    right = verifier.same([chosen[k] or "" for k in known], [golds[k] or "" for k in known])
+    known = []
+    for place, (vote, gold) in enumerate(zip(labels.votes, golds, strict=True)):
+        if gold is not None and vote.label is not None:
+            known.append(place)
 
-    same = [
-        bool(reward) == hit
-        for k in known
-        for reward, hit in zip(labels.rewards[k], correct[k], strict=True)
-        if reward is not None
-    ]
+    chosen = [labels.votes[place].label or "" for place in known]
+    is_right = verifier.same(chosen, [golds[place] or "" for place in known])
 
-    shares = {"votes/label_accuracy": right, "votes/reward_accuracy": same}
-    return {name: sum(hits) / len(hits) for name, hits in shares.items() if hits}
+    agrees = []
+    for place in known:
+        for reward, hit in zip(labels.rewards[place], correct[place], strict=True):
+            if reward is not None:
+                agrees.append(bool(reward) == hit)
+
+    metrics = {}
+    if is_right:
+        metrics["votes/label_accuracy"] = sum(is_right) / len(is_right)
+    if agrees:
+        metrics["votes/reward_accuracy"] = sum(agrees) / len(agrees)
+
+    return metrics
 
 
 def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
@@ -182,4 +230,5 @@ def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
 
     levels = torch.tensor([0.25, 0.75], dtype=torch.float64, device=H.device)
     q1, q3 = torch.nanquantile(H.double(), levels, dim=1, keepdim=True)
+
     return H.double() < q1 - k * (q3 - q1)

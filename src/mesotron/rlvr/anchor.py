@@ -9,7 +9,7 @@ weights are averaged shard by shard.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import cos, pi
 from typing import Any, Literal
 
@@ -148,14 +148,6 @@ Sample = Callable[[TokenRows, int], tuple[Any, Any]]
 
 
 @dataclass
-class Voters:
-    """The anchor's completions that only vote, of this process, and their prompts."""
-
-    prompt_ids: TokenRows = field(default_factory=list)
-    completion_ids: TokenRows = field(default_factory=list)
-
-
-@dataclass
 class AnchoredSampler:
     """Samples some completions of each prompt from the anchor, which takes the policy's place
     meanwhile: no second module, and with vLLM one more weight transfer per rollout."""
@@ -175,8 +167,11 @@ class AnchoredSampler:
         self.synced()
         return result
 
-    def voters(self, prompts: TokenRows, number: int, even: bool = False) -> Voters:
-        """This process's share of `number` completions of each prompt by the anchor."""
+    def voters(
+        self, prompts: TokenRows, number: int, even: bool = False
+    ) -> tuple[TokenRows, TokenRows]:
+        """This process's share of `number` completions of each prompt by the anchor, after their
+        prompts."""
         rows = [ids for ids in prompts for _ in range(number)]
         share = -(-len(rows) // self.world)
         if even and share * self.world != len(rows):
@@ -189,7 +184,7 @@ class AnchoredSampler:
         own = rows[self.rank * share :][:share]
         completion_ids, _ = self._from_anchor(own, number)
 
-        return Voters(own, completion_ids)
+        return own, completion_ids
 
     def merged(self, prompt_ids: TokenRows, generations: int, number: int) -> tuple[Any, Any]:
         start = self.rank * len(prompt_ids)

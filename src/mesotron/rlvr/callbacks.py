@@ -37,8 +37,9 @@ WATCHED = {
 SAMPLES_PER_STEP = 2
 # Parts of a step that is a single forward pass; a step of several has one part for each.
 SNR_PARTS = 4
-# What TRL's loss changes for an entropy target each time it is called.
-CHANGED_BY_LOSS = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+
+Note = Callable[[dict[str, float]], None]
+"""Logs metrics in the row of the step."""
 
 
 class RunLog(TrainerCallback):
@@ -98,17 +99,36 @@ class RunLog(TrainerCallback):
                 self.view.show_transcript(f"{sample['prompt'][-200:]}\n{sample['completion']}")
 
 
-class StepEnd(TrainerCallback):
-    """Times each step and its optimizer, logs a norm, skips silent batches, moves averages."""
+class StepTimer(TrainerCallback):
+    """Logs time/step and time/optimizer of each step."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.step_start = self.optimizer_start = self.optimizer_time = 0.0
+    def __init__(self, note: Note) -> None:
+        self.note = note
+        self.step_start = 0.0
+        self.optimizer_start = 0.0
+        self.optimizer_time = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.step_start = time.perf_counter()
-        self.trainer.update_start = self.trainer._step
 
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.optimizer_start = time.perf_counter()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.optimizer_time = time.perf_counter() - self.optimizer_start
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        spent = time.perf_counter() - self.step_start
+        self.note({"time/step": spent, "time/optimizer": self.optimizer_time})
+
+
+class KeepLastStep(TrainerCallback):
+    """Keeps the state before each rollout, so that an error in one loses no finished step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         if self.trainer.last_step is None:
             self.on_epoch_begin()
 
@@ -117,43 +137,92 @@ class StepEnd(TrainerCallback):
         if self.trainer.anchor is None and self.trainer.args.world_size == 1:
             self.trainer.last_step = self.trainer.process_state()
 
+
+class SkipSilentBatch(TrainerCallback):
+    """Makes no step where no group of an update has a signal.
+
+    Else rounding or momentum moves the weights, with Muon at full size.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.is_silent = False
+        self.update_start = 0  # number of its first micro-batch; epochs may end inside an update
+
+    def observe(self, is_silent: bool) -> None:
+        """Called with each rollout; an update may use several, or one with others."""
+        starts_update = self.trainer._step == self.update_start
+        self.is_silent = is_silent and (starts_update or self.is_silent)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.update_start = self.trainer._step
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        if self.is_silent and self._may_skip():
+            self.trainer.policy.zero_grad()
+
+    def _may_skip(self) -> bool:
+        trainer = self.trainer
+        if trainer.objective.dynamic_sampling != "off":
+            return True
+
+        # These terms of the loss need no signal.
+        has_more = trainer.beta or trainer.bonus is not None or trainer.aux_loss_enabled
+        return not has_more and unwrap_optimizer(trainer.optimizer) is not None
+
+
+class TokenizeAhead(TrainerCallback):
+    """Tokenizes the next prompts while the GPU still runs the backward pass."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-
-        # Terms of the loss that need no signal.
-        others = trainer.beta or trainer._entropy_bonus_enabled or trainer.aux_loss_enabled
-        ours = not others and unwrap_optimizer(trainer.optimizer) is not None
-        if trainer.silent and (ours or trainer.objective.dynamic_sampling != "off"):
-            trainer.policy.zero_grad()  # else rounding or momentum moves it, with Muon at full size
-
         data = trainer.train_dataset
-        if trainer.fast.sampler is not None and isinstance(data, Rows) and data.latest:
-            # Tokenize the next prompts while the GPU still runs the backward pass.
-            rows = [*data.latest, *(trainer.resampler.ahead() if trainer.resampler else ())]
-            rows = trainer.curriculum.place(rows) if trainer.curriculum else rows
-            trainer._tokenize_prompts([row["prompt"] for row in rows])
-            data.latest = ()
+        if trainer.fast.sampler is None or not isinstance(data, Rows) or not data.latest:
+            return
 
-        self.optimizer_start = time.perf_counter()
+        rows = list(data.latest)
+        if trainer.resampler is not None:
+            rows += trainer.resampler.ahead()
+        if trainer.curriculum is not None:
+            rows = trainer.curriculum.place(rows)
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.optimizer_time = time.perf_counter() - self.optimizer_start
+        trainer._tokenize_prompts([row["prompt"] for row in rows])
+        data.latest = ()
+
+
+class LogAuxiliaryNorm(TrainerCallback):
+    """Logs the norm of the gradients that AdamW steps, when reading it does not wait."""
+
+    def __init__(self, note: Note) -> None:
+        self.note = note
+        self.norm: Tensor | None = None
+
+    def observe(self, norm: Tensor | None) -> None:
+        self.norm = norm
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self.norm is not None:
+            self.note({"grad_norm/auxiliary": self.norm.item()})
+            self.norm = None
+
+
+class MoveAverages(TrainerCallback):
+    """Moves the anchor and the average of the weights after each optimizer step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        if trainer.auxiliary_norm is not None:
-            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
-            trainer.auxiliary_norm = None
-
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer.update_anchor()
 
         if trainer.average is not None:
             trainer.average.add(trainer.policy, trainer.average_decay)
             trainer.end_with_average()
-
-        spent = time.perf_counter() - self.step_start
-        trainer._note({"time/step": spent, "time/optimizer": self.optimizer_time})
 
 
 class GracefulStop(TrainerCallback):
@@ -314,28 +383,24 @@ def measure_snr(trainer: Any) -> dict[str, float]:
     params = [p for p in trainer.model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p, dtype=torch.float32) for p in params]
     squares: list[float] = []
-    metrics = trainer._metrics["train"]
     generators = random_state()
-    logged = {name: list(values) for name, values in metrics.items()}
 
     for part in parts:
-        kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
-        with trainer.compute_loss_context_manager():
-            loss = trainer._compute_loss(trainer.model, part)
-
-        vars(trainer).update(kept)
-        made = torch.autograd.grad(loss, params, allow_unused=True)
-        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(params, made)]
+        gradients = gradients_of(trainer, part, params)
         squares.append(squared_norm(gradients))
-
         for sum_of, gradient in zip(total, gradients, strict=True):
             sum_of += gradient
 
     restore_random_state(generators)
-    metrics.clear()  # the loss logged its metrics a second time
-    metrics.update(logged)
-
     return snr_from_norms(squares, squared_norm(total))
+
+
+def gradients_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    with trainer.compute_loss_context_manager():
+        loss = trainer.loss_of(trainer.model, part).loss
+
+    gradients = torch.autograd.grad(loss, params, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]
 
 
 def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:

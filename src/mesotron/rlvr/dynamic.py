@@ -10,7 +10,7 @@ one process. A place is one of the P groups of the batch that trains.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 from mesotron.config import ObjectiveConfig
-from mesotron.rlvr.objectives import first_round_rows
+from mesotron.rlvr.grpo import Batch, Row
+from mesotron.rlvr.trl_arguments import first_round_rows
 
 # Padded on the left; the others on the right.
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
 # Padding values other than 0.
-PADDING = {"tool_mask": 1.0, "importance_sampling_ratio": 1.0}
-IMAGES = ("pixel_values", "num_images", "image_grid_thw")
+PADDING = {"sampler_ratio": 1.0}
 
-Row = dict[str, Any]
-Batch = dict[str, Any]
 ScoreRound = Callable[[list[Row]], tuple[Batch, list[float]]]
 """Samples and scores rows: this process's batch, and the spread of rewards of every group."""
 
@@ -104,7 +102,7 @@ class Resampler:
             chosen = fill_places(spreads, blocks, widest)
             rounds = rounds + 1
 
-        sizes = [_num_rows(batch) for batch in batches]
+        sizes = [len(batch.advantages) for batch in batches]
         rows = []
         for row in range(self.rank * own, (self.rank + 1) * own):
             place, offset = divmod(row, G)
@@ -134,9 +132,7 @@ class Resampler:
             for part in (slice(own), slice(own, None))
         ]
 
-        parts = (slice(len(inputs)), slice(len(inputs), None))  # scalars stay in both
-        split = [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
-
+        split = [batch.rows(slice(len(inputs))), batch.rows(slice(len(inputs), None))]
         return split, spreads
 
     def ahead(self) -> list[Row]:
@@ -197,35 +193,32 @@ def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
 
 def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
     """One batch, padded to one length, of (round, row) pairs; scalars are the first round's."""
-    if any(key in rounds[0] for key in IMAGES):
+    if rounds[0].images:
         raise ValueError("dynamic_sampling='resample' does not support images: use 'drop'")
 
     used = sorted({number for number, _ in rows})
-    sizes = [_num_rows(rounds[number]) for number in used]
+    sizes = [len(rounds[number].advantages) for number in used]
     starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))
     places = torch.tensor([starts[number] + row for number, row in rows])
 
     merged = {}
-    for key, first in rounds[0].items():
-        if first.ndim == 0:
-            merged[key] = first
-            continue
+    for name, column in rounds[0].columns().items():
+        parts = [getattr(rounds[number], name) for number in used]
+        merged[name] = join(parts, name)[places.to(column.device)]
 
-        parts = [rounds[number][key] for number in used]
-        width = max(part.shape[1] for part in parts) if first.ndim > 1 else 0
-        merged[key] = torch.cat([_pad(part, width, key) for part in parts])[places.to(first.device)]
-
-    return merged
+    return replace(rounds[0], **merged)
 
 
-def _num_rows(batch: Batch) -> int:
-    return next(len(x) for x in batch.values() if x.ndim)
+def join(parts: Sequence[Tensor], name: str) -> Tensor:
+    """Rows of several rounds, padded to the longest."""
+    if parts[0].ndim == 1:
+        return torch.cat(list(parts))
 
+    width = max(part.shape[1] for part in parts)
+    padded = []
+    for part in parts:
+        missing = width - part.shape[1]
+        sides = (missing, 0) if name in LEFT_PADDED else (0, missing)
+        padded.append(torch.nn.functional.pad(part, sides, value=PADDING.get(name, 0)))
 
-def _pad(rows: Tensor, width: int, key: str) -> Tensor:
-    short = width - rows.shape[1] if rows.ndim > 1 else 0
-    if not short:
-        return rows
-
-    end = (short, 0) if key in LEFT_PADDED else (0, short)
-    return torch.nn.functional.pad(rows, end, value=PADDING.get(key, 0))
+    return torch.cat(padded)

@@ -19,8 +19,9 @@ from mesotron.models.speed import choose_speed
 from mesotron.optim.device import choose_device, use_one_thread_if_small
 from mesotron.rewards.call import Reward, as_reward_function, make_reward, reads_answers
 from mesotron.rlvr.lifecycle import trainer_arguments
-from mesotron.rlvr.objectives import check_enough, resolve, sampler_arguments, trl_arguments
+from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.optimizer import check_settings
+from mesotron.rlvr.trl_arguments import check_enough, sampler_arguments, trl_arguments
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process

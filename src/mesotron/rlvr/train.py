@@ -26,9 +26,9 @@ from mesotron.rewards.call import (
     reads_answers,
     try_reward,
 )
-from mesotron.rlvr.objectives import check_enough, trl_arguments
 from mesotron.rlvr.plan.memory import least_memory
 from mesotron.rlvr.plan.shapes import GIB
+from mesotron.rlvr.trl_arguments import check_enough, trl_arguments
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import new_run_path, newest_whole
 from mesotron.runs.doctor import list_gpus

@@ -15,7 +15,7 @@ from typing import Any
 
 from mesotron.config import TrainConfig
 from mesotron.config.base import suggest
-from mesotron.rlvr.objectives import check_updates
+from mesotron.rlvr.trl_arguments import check_updates
 from mesotron.runs.extras import require
 
 SOURCES = (

@@ -1,20 +1,24 @@
 """`GRPOTrainer`: TRL's, with routed optimizers, more objectives, and exact checkpoints.
 
-With `optim`, `objective`, `judge` and `fast` left out it is TRL's trainer to the last bit, except
-that FSDP2 with bfloat16 keeps its log-probabilities in float32. In a step
-`_generate_and_score_completions` samples and scores a rollout, `_compute_loss` turns micro-batches
-of it into gradients, `_clip_grad_norm` and the optimizer update the weights. The work is done by
-plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`. `overrides.toml` has
-the methods of TRL that are overridden, and the versions they were tested with.
+This file knows TRL's private methods and hands over to `grpo`, where the step is to be read:
+
+    _generate_and_score_completions   sample, score, advantages: a `grpo.Batch` for TRL's buffer
+    _compute_loss                     the loss of one micro-batch of that buffer
+    _clip_grad_norm                   gradients of the routed optimizer
+
+TRL keeps the loop, the data loader, the buffer, and what `TRL_PLAYS` names. With `optim`,
+`objective`, `judge` and `fast` left out the weights are those of TRL's trainer to the last bit,
+except that FSDP2 with bfloat16 keeps its log-probabilities in float32. `tests/rlvr/test_overrides`
+compares every method that is used here with the supported versions of TRL.
 """
 
 import copy
 import json
 import math
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +29,39 @@ from torch import Tensor, nn
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import use_adapter
 
-from mesotron.answers.facts import Facts, Judge
+from mesotron.answers.facts import Judge
 from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
-from mesotron.config import SELF_LABELED, ObjectiveConfig, OptimConfig
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim.clipping import clip_gradients
 from mesotron.probes import repetition, trajectory_entropy
 from mesotron.rewards.call import is_unfinished
-from mesotron.rewards.scorer import Scored, Scorer, bound_rewards, vote
-from mesotron.rewards.votes import low_entropy_outliers
-from mesotron.rlvr import objectives
+from mesotron.rewards.scorer import Scorer, vote
+from mesotron.rewards.votes import VoteRules
+from mesotron.rlvr import grpo, objectives
 from mesotron.rlvr.anchor import (
     Anchor,
     AnchoredSampler,
-    TokenRows,
-    Voters,
     check_anchorable,
     momentum_at,
     reference_in_memory,
     refuse_flat_shards,
 )
-from mesotron.rlvr.callbacks import StepEnd
+from mesotron.rlvr.callbacks import (
+    KeepLastStep,
+    LogAuxiliaryNorm,
+    MoveAverages,
+    SkipSilentBatch,
+    StepTimer,
+    TokenizeAhead,
+)
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dynamic import PromptStream, Resampler
+from mesotron.rlvr.entropy_bonus import EntropyBonus
 from mesotron.rlvr.fast_paths import FastPaths, choose_fast_paths
-from mesotron.rlvr.losses import LossInputs, correction_weight, own_loss, policy_metrics
+from mesotron.rlvr.grpo import Batch, Rollout, Scored, Sequences
 from mesotron.rlvr.optimizer import (
     build_optimizer,
     check_all_train,
@@ -59,13 +69,58 @@ from mesotron.rlvr.optimizer import (
     resolve_optim,
     unwrap_optimizer,
 )
-from mesotron.rlvr.passes.packing import keep_groups, quick_padding
+from mesotron.rlvr.passes.packing import keep_groups
 from mesotron.rlvr.passes.recording import SharedPromptPass
+from mesotron.rlvr.trl_arguments import (
+    check_updates,
+    first_round_rows,
+    resolve_objective,
+    set_loss,
+)
 from mesotron.sampling.graphs import GraphSampler, Sampling
 from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
+TRL_PLAYS = "tools, environments, images and a rollout_func"
+
 # Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
 MAX_CACHED_PROMPTS = 16_384
+
+# Fields of `grpo.Batch` under TRL's names, which its buffer and checkpoints have. TRL's `tool_mask`
+# marks the tokens that train; unlike `completion_mask` it is not part of the attention mask.
+TRL_NAMES = {
+    "prompt_ids": "prompt_ids",
+    "prompt_mask": "prompt_mask",
+    "completion_ids": "completion_ids",
+    "completion_mask": "completion_mask",
+    "sampler_logprobs": "sampling_per_token_logps",
+    "loss_mask": "tool_mask",
+    "advantages": "advantages",
+    "num_tokens": "num_items_in_batch",
+    "old_logprobs": "old_per_token_logps",
+    "reference_logprobs": "ref_per_token_logps",
+    "sampler_ratio": "importance_sampling_ratio",
+}
+
+
+def to_trl(batch: Batch) -> dict[str, Any]:
+    """A batch as TRL shuffles, splits and buffers it."""
+    named = {theirs: getattr(batch, ours) for ours, theirs in TRL_NAMES.items()}
+    return {name: value for name, value in named.items() if value is not None} | dict(batch.images)
+
+
+def from_trl(inputs: dict[str, Any]) -> Batch:
+    named: dict[str, Any] = {ours: inputs.get(theirs) for ours, theirs in TRL_NAMES.items()}
+    mask = inputs["completion_mask"]
+    named["loss_mask"] = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+    images = {name: x for name, x in inputs.items() if name not in TRL_NAMES.values()}
+
+    return Batch(**named, images=images)
+
+
+class Episodes(list):
+    """Rows whose episodes TRL plays; it hands them to `_calculate_rewards`, which scores them."""
+
+    scored: Scored
 
 
 # Transformers' `train` has arguments for hyperparameter search, which the mixin passes on by name.
@@ -96,17 +151,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         Shao et al., DeepSeekMath, 2024, arXiv 2402.03300.
     """
 
-    anchor: Anchor | None = None
-    average: Anchor | None = None
     sampler: GraphSampler | None = None
-    shared_prompts: SharedPromptPass | None = None
-    resampler: Resampler | None = None
     curriculum: Curriculum | None = None
-    scored: Scored  # the last round of sampling, over all processes
-    usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
-    auxiliary_norm: Tensor | None = None  # of this step's gradients
-    silent: bool = False  # no group of this update's rollouts has a signal
-    update_start: int = 0  # the number of its first micro-batch; epochs may end inside an update
 
     def __init__(
         self,
@@ -123,217 +169,367 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
-        self.objective = objectives.resolve_objective(args, objective)
+        self.objective = resolve_objective(args, objective)
+        self.kind = objectives.get(self.objective.name)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.geometric = objectives.is_geometric(self.objective)
-        self.own_loss = own_loss(self.objective.name, self.geometric)
-        self.self_labeled = self.objective.name in SELF_LABELED
-        self._token_ids: dict[str, Any] = {}  # arrays become tensors faster than lists
-        self._prompt_ids: TokenRows = []
-        self._voters = Voters()
-        self._last_pass: Any = None  # log-probabilities and entropies that TRL's loss computed
-        funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        funcs = [func for func in funcs if func is not None]
-
         if objective is not None:
-            objectives.set_loss(args, self.objective)
+            set_loss(args, self.objective)
 
-        if self.self_labeled:  # the votes train, all other rewards are logged
-            if args.reward_weights is not None:
-                raise ValueError(f"args.reward_weights: {self.objective.name} trains on votes")
+        if self.self_labeled and judge is None:
+            judge = Judge(FORMATS["boxed"], Verifier())
 
-            judge = judge or Judge(FORMATS["boxed"], Verifier())
-            args.reward_weights = [1.0, *(0.0 for _ in funcs)]
-            funcs = [vote, *funcs]
-
+        funcs = self._with_votes(reward_funcs, args)
         beta = args.beta
-        own = reference_in_memory(model, args, rest.get("peft_config"))
-        args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
+        in_memory = reference_in_memory(model, args, rest.get("peft_config"))
+        if in_memory or self._anchor_is_reference:  # then TRL need not load one
+            args.beta = 0.0
 
-        super().__init__(
-            model,
-            funcs,
-            args,
-            train_dataset,
-            **rest,
-        )
+        super().__init__(model, funcs, args, train_dataset, **rest)
 
-        args.beta = self.beta = beta
-        head = self.model.get_output_embeddings()
-        if head is not None and any("lora_" in name for name, _ in head.named_parameters()):
-            raise ValueError("TRL's fused head ignores LoRA on lm_head: leave it out")
-        if self.objective.dynamic_sampling == "skip" and self.is_deepspeed_enabled:
-            raise ValueError("dynamic_sampling='skip' does not work with DeepSpeed: use FSDP2")
-
+        args.beta = beta
+        self.beta = beta
+        self._check_model()
         if self.self_labeled:
             self.reward_weights[1:] = 0  # an environment's own reward too
 
-        if isinstance(self.train_dataset, Rows):
-            self.data_collator = RowBatch
+        self.world = grpo.World(
+            rank=args.process_index,
+            size=args.world_size,
+            gather=self.accelerator.gather,  # pyright: ignore
+            gather_ragged=self._gather_ragged,
+            gather_objects=gather_object,
+        )
+        self.loss_objective = self._choose_loss(args, objective)
+        self.bonus = EntropyBonus.of(args)
+        self._token_ids: dict[str, Any] = {}  # of prompts; arrays become tensors faster than lists
+        self._prepare_sampling(judge)
 
-        micro_batches = (args.steps_per_generation or 1) * args.num_iterations  # TRL fills it in
-        updates = -(-micro_batches // args.gradient_accumulation_steps)
-        objectives.check_updates(self.objective, updates)
-        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
-        self.scorer = Scorer(self.objective, judge, ends)
-
-        if self.use_vllm:
-            # vLLM knows the end tokens of the folder it read, not those of the tokenizer in use.
-            self.vllm_generation.generation_kwargs.setdefault("stop_token_ids", self.eos_token_ids)
-
-        if own:
+        if in_memory:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
 
-        if self.objective.name in objectives.ANCHORED:
-            check_anchorable(self, self._group_size())
-            self.anchor = self.stateful["anchor"] = Anchor()
-
-            if self.objective.name == "corewarding" and self.beta:
-                self.ref_model = self.anchor
-
-        if not 0 <= average < 1:
-            raise ValueError(f"average = {average} is not a decay: give one below 1, 0 for none")
-
+        self.anchor = self._make_anchor()
         self.average_decay = average
-        if average:
-            refuse_flat_shards(self, "average")
-            self.average = self.stateful["average"] = Anchor()
-
-        if self.objective.dynamic_sampling == "resample":
-            self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
-            self.stateful["prompts"] = self.stream
-            G = self.num_generations
-            place = (args.process_index, args.world_size)
-            data = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
-
-            self.resampler = Resampler(
-                data,
-                self.stream,
-                self.objective,
-                G,
-                *place,
-            )
-
-            # Further rounds have any number of rows.
-            rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-            oversample = self.objective.dynamic_oversample
-            self.usual_rows = objectives.first_round_rows(rows, G, oversample)
-
+        self.average = self._make_average(average)
+        self.stream, self.resampler = self._make_resampler(args)
         self.fast = choose_fast_paths(self) if fast else FastPaths()
-        if self.fast.share_prompts:
-            self.shared_prompts = SharedPromptPass(
-                self.policy,
-                self.accelerator.autocast,
-                self.num_generations,
-                self.max_completion_length,
-                record=self.fast.record,
-                entropy_gradient=self._entropy_bonus_enabled,
-            )
+        self.shared_prompts = self._make_shared_prompts()
+        self._add_callbacks()
 
-        self.add_callback(StepEnd(self))
-
-    def use_curriculum(self, curriculum: Curriculum) -> None:
-        """Raise the difficulty of the prompts with success; before `train`."""
-        self.curriculum = self.stateful["curriculum"] = curriculum
+    # Builders, each called once
 
     @property
     def policy(self) -> nn.Module:
         assert self.model is not None
         return self.model
 
+    @property
+    def self_labeled(self) -> bool:
+        return self.kind.is_self_labeled
+
+    @property
+    def _anchor_is_reference(self) -> bool:
+        return self.kind.voters == ("anchor",)
+
+    def _with_votes(self, reward_funcs: Any, args: GRPOConfig) -> list[Any]:
+        """Reward functions; with self-labels the votes train, and all others are logged."""
+        funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        funcs = [func for func in funcs if func is not None]
+        if not self.self_labeled:
+            return funcs
+
+        if args.reward_weights is not None:
+            raise ValueError(f"args.reward_weights: {self.objective.name} trains on votes")
+
+        args.reward_weights = [1.0, *(0.0 for _ in funcs)]
+        return [vote, *funcs]
+
+    def _check_model(self) -> None:
+        head = self.model.get_output_embeddings()
+        if head is not None and any("lora_" in name for name, _ in head.named_parameters()):
+            raise ValueError("TRL's fused head ignores LoRA on lm_head: leave it out")
+        if self.objective.dynamic_sampling == "skip" and self.is_deepspeed_enabled:
+            raise ValueError("dynamic_sampling='skip' does not work with DeepSpeed: use FSDP2")
+
+    def _choose_loss(self, args: GRPOConfig, objective: Any) -> objectives.Objective:
+        """The loss that trains: the objective's, or without one that of `args`."""
+        if objective is None:
+            return objectives.get(args.loss_type)
+
+        micro_batches = (args.steps_per_generation or 1) * args.num_iterations  # TRL fills it in
+        check_updates(self.objective, -(-micro_batches // args.gradient_accumulation_steps))
+
+        return objectives.get_loss(self.objective)
+
+    def _prepare_sampling(self, judge: Judge | None) -> None:
+        if isinstance(self.train_dataset, Rows):
+            self.data_collator = RowBatch
+
+        rules = VoteRules(
+            tie=self.objective.tie,
+            min_share=self.objective.min_vote_share,
+            anchor_alone=self._anchor_is_reference,
+        )
+        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
+        self.scorer = Scorer(judge, ends, rules)
+
+        if self.use_vllm:
+            # vLLM knows the end tokens of the folder it read, not those of the tokenizer in use.
+            self.vllm_generation.generation_kwargs.setdefault("stop_token_ids", self.eos_token_ids)
+
+    def _make_anchor(self) -> Anchor | None:
+        if not self.kind.is_anchored:
+            return None
+
+        check_anchorable(self, self._group_size())
+        anchor = self.stateful["anchor"] = Anchor()
+        if self._anchor_is_reference and self.beta:
+            self.ref_model = anchor
+
+        return anchor
+
+    def _make_average(self, decay: float) -> Anchor | None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"average = {decay} is not a decay: give one below 1, 0 for none")
+        if not decay:
+            return None
+
+        refuse_flat_shards(self, "average")
+        average = self.stateful["average"] = Anchor()
+
+        return average
+
+    def _make_resampler(self, args: GRPOConfig) -> tuple[PromptStream | None, Resampler | None]:
+        """Further prompts for groups without a signal; `usual_rows` are those of a first round."""
+        self.usual_rows = 0
+        if self.objective.dynamic_sampling != "resample":
+            return None, None
+
+        G = self.num_generations
+        rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+        self.usual_rows = first_round_rows(rows, G, self.objective.dynamic_oversample)
+
+        stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
+        self.stateful["prompts"] = stream
+        data = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
+
+        resampler = Resampler(
+            data,
+            stream,
+            self.objective,
+            G,
+            args.process_index,
+            args.world_size,
+        )
+        return stream, resampler
+
+    def _make_shared_prompts(self) -> SharedPromptPass | None:
+        if not self.fast.share_prompts:
+            return None
+
+        return SharedPromptPass(
+            self.policy,
+            self.accelerator.autocast,
+            self.num_generations,
+            self.max_completion_length,
+            record=self.fast.record,
+            entropy_gradient=self.bonus is not None,
+        )
+
+    def _add_callbacks(self) -> None:
+        self.timer = StepTimer(self._note)
+        self.silence = SkipSilentBatch(self)
+        self.auxiliary_norm = LogAuxiliaryNorm(self._note)
+
+        self.add_callback(KeepLastStep(self))
+        self.add_callback(self.silence)
+        self.add_callback(TokenizeAhead(self))
+        self.add_callback(self.auxiliary_norm)
+        self.add_callback(MoveAverages(self))
+        self.add_callback(self.timer)
+
+    def use_curriculum(self, curriculum: Curriculum) -> None:
+        """Raise the difficulty of the prompts with success; before `train`."""
+        self.curriculum = self.stateful["curriculum"] = curriculum
+
     # The rollout
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        known = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        self.last_step = None
-        steps = self.args.steps_per_generation or 1
-        number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
-        fresh = self._buffered_inputs is not known
-        by_part = self.loss_type == "bnpo" or self.objective.cov_share  # means over a micro-batch
-        bound = by_part or self._entropy_bonus_enabled or self.top_entropy_quantile < 1
-        if bound or not (fresh and number > 1 and self.shared_prompts):
-            return inputs
-
-        # TRL shuffled the rows, after which few of a micro-batch share a prompt.
-        parts = [self._buffered_inputs[k : k + number] for k in range(0, steps, number)]
-        self._buffered_inputs = [batch for part in parts for batch in keep_groups(part)]
-
-        return self._buffered_inputs[self._step % steps]
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if not self.policy.training:
-            return self._score_round(inputs)
+            return to_trl(self._round(inputs)[0])
 
         start = time.perf_counter()
         self._move_anchor()
 
-        if self.resampler is not None:
-            done = self.resampler(
-                inputs, lambda rows: (self._score_round(rows), self.scored.spreads())
-            )
+        if self.resampler is None:
+            batch, spreads = self._round(inputs)
+            silent = [spread == 0 for spread in spreads]
+        else:
+            done = self.resampler(inputs, self._round)
             batch = done.batch
             silent = done.silent
             self._note({"dynamic/rounds": float(done.rounds)})
-        else:
-            batch = self._score_round(inputs)
-            silent = [spread == 0 for spread in self.scored.spreads()]
 
-        self.silent |= self._step == self.update_start
-        self.silent &= all(silent) and self.multi_objective_aggregation == "sum_then_normalize"
+        by_group = self.multi_objective_aggregation == "sum_then_normalize"
+        self.silence.observe(all(silent) and by_group)
 
         if silent and self.objective.dynamic_sampling in ("drop", "resample"):
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
-            G = self._group_size()
-            batch = self._drop_rows(batch, [out for out in silent for _ in range(G)])
+            dropped = np.repeat(silent, self._group_size()).tolist()
+            batch = grpo.without_rows(batch, dropped, self.world)
 
         self._note({"time/rollout": time.perf_counter() - start})
-        return batch
+        return to_trl(batch)
 
-    def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.curriculum is not None and self.policy.training:
-            inputs = self.curriculum.place(inputs)
+    def _round(self, inputs: Any) -> tuple[Batch, list[float]]:
+        """One round of sampling and scoring: the batch, and the spread of each group's rewards."""
+        trains = self.policy.training
+        rows = list(inputs)
+        if self.curriculum is not None and trains:
+            rows = self.curriculum.place(rows)
 
-        with quick_padding():
-            batch = super()._generate_and_score_completions(inputs)
+        batch, scored = self._play(rows) if self._trl_plays() else self._sample_and_score(rows)
 
-        if self.curriculum is not None and self.policy.training:
+        if self.curriculum is not None and trains:
             self._note({"curriculum/level": float(self.curriculum.level)})
-            facts = self.scored.facts
-            self.curriculum.update(sum(fact.correct for fact in facts) / max(1, len(facts)))
+            correct = [fact.correct for fact in scored.facts]
+            self.curriculum.update(sum(correct) / max(1, len(correct)))
 
-        if self.scored.dropped:
-            batch = self._drop_rows(batch, self.scored.dropped)
+        signal = scored.group_metrics()
+        self._note(scored.metrics | signal | grpo.masked_metrics(batch, self.world))
 
-        metrics = self.scored.metrics()
-        if "importance_sampling_ratio" in batch:
-            ratio = batch["importance_sampling_ratio"]  # 1 on padding
-            sizes = batch["completion_mask"][:, : ratio.shape[1]].sum(dim=1).clamp(min=1)
-            masked = self._gather((ratio == 0).sum(dim=1) / sizes)
-            metrics["sampling/masked"] = masked.mean().item()
-
-        self._note(metrics)
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
         if self.scale_rewards == "batch" or not by_group:
-            # TRL computed it from the spread of the batch, which says nothing about groups.
-            self._metrics[self._mode()]["frac_reward_zero_std"][-1] = metrics["groups/zero_signal"]
+            # TRL computes it from the spread of the batch, which says nothing about groups.
+            self._logged()["frac_reward_zero_std"][-1] = signal["groups/zero_signal"]
 
-        return batch
+        return batch, scored.spreads()
 
-    def _drop_rows(self, batch: dict[str, Any], dropped: Sequence[bool]) -> dict[str, Any]:
-        """Take completions (numbered over all processes) out of every term of the loss."""
-        # TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it is not part of
-        # the attention mask, so the model still reads what it read when the batch was scored.
-        mask = loss_mask(batch)
-        start = self.accelerator.process_index * len(mask)
-        kept = [not out for out in dropped[start : start + len(mask)]]
-        mask = mask * mask.new_tensor(kept)[:, None]
+    def _trl_plays(self) -> bool:
+        """Whether TRL runs its own step, for what `TRL_PLAYS` names: it alone prepares these."""
+        plays = self.tools or self.environment_factories is not None
+        return bool(plays or self._is_vlm or self.rollout_func is not None)
 
-        return {
-            **batch,
-            "tool_mask": mask,
-            "num_items_in_batch": self._gather(mask.sum()).sum(),
-        }
+    def _play(self, rows: list[dict[str, Any]]) -> tuple[Batch, Scored]:
+        episodes = Episodes(rows)
+        batch = from_trl(super()._generate_and_score_completions(episodes))
+        return batch, episodes.scored
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        """Called by TRL's own step."""
+        rollout = Rollout(
+            prompts=prompts,
+            completions=completions,
+            prompt_tokens=(),
+            completion_tokens=completion_ids_list,
+        )
+        scored = self._score(rollout, inputs)
+        inputs.scored = scored
+
+        assert scored.by_function is not None
+        return scored.by_function
+
+    def _sample_and_score(self, rows: list[dict[str, Any]]) -> tuple[Batch, Scored]:
+        rollout = self._rollout(rows)
+        sequences = self._pad(rollout)
+
+        old, reference = self._before_update(sequences)
+        ratio = self._sampler_ratio(old, sequences)
+
+        scored = self._score(rollout, rows)
+        advantages = grpo.compute_advantages(scored, self._scaling())
+        batch = grpo.make_batch(sequences, scored, advantages, old, reference, ratio, self.world)
+
+        names = self.reward_func_names
+        self._note(grpo.reward_metrics(scored, advantages, names))
+        self._note(grpo.sampler_metrics(batch, self.world))
+        self._log_completions(rollout, scored, advantages)
+
+        return batch, scored
+
+    def _rollout(self, rows: list[dict[str, Any]]) -> Rollout:
+        prompts = [row["prompt"] for row in rows]
+        prompt_tokens, tokens, _, completions, logprobs, *_ = self._generate(prompts)
+
+        rollout = Rollout(
+            prompts=prompts,
+            completions=completions,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokens,
+            sampler_logprobs=logprobs,
+        )
+        return replace(rollout, voters=self._sample_voters(rollout))
+
+    def _pad(self, rollout: Rollout) -> Sequences:
+        padding = grpo.Padding(
+            self._tokenizer.pad_token_id,  # pyright: ignore
+            self.accelerator.device,
+            self.pad_to_multiple_of,
+        )
+        sequences = grpo.pad(rollout, padding)
+        if not self.mask_truncated_completions:
+            return sequences
+
+        return grpo.without_truncated(sequences, self.scorer.truncated(rollout.completion_tokens))
+
+    def _before_update(self, sequences: Sequences) -> tuple[Tensor | None, Tensor | None]:
+        """Log-probabilities by the policy that sampled, if it will have changed, and by the
+        reference."""
+        old = reference = None
+        every = (self.args.steps_per_generation or 1) * self.num_iterations
+        changes = self.args.gradient_accumulation_steps % every != 0
+
+        with torch.no_grad(), self._without_checkpointing():
+            if changes or self._corrects_sampler():
+                old = self._logprobs(self.model, sequences)
+
+            if self.beta and self.ref_model is not None:
+                reference = self._logprobs(self.ref_model, sequences)
+            elif self.beta:
+                with self._without_adapter():
+                    reference = self._logprobs(self.model, sequences)
+
+        return old, reference
+
+    def _without_checkpointing(self) -> AbstractContextManager[Any]:
+        return disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+
+    def _without_adapter(self) -> AbstractContextManager[Any]:
+        """The reference below LoRA: the base model, or the adapter that training began with."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        return use_adapter(model, "ref" if "ref" in model.peft_config else None)
+
+    def _logprobs(self, model: Any, sequences: Sequences) -> Tensor:
+        size = self.args.per_device_eval_batch_size
+        if self.policy.training:
+            size = self.args.per_device_train_batch_size
+
+        logprobs, _, _ = self._get_per_token_logps_and_entropies(
+            model,
+            sequences.ids,
+            sequences.mask,
+            sequences.length,
+            size,
+        )
+        return logprobs
+
+    def _corrects_sampler(self) -> bool:
+        return self.use_vllm and self.vllm_importance_sampling_correction
+
+    def _sampler_ratio(self, old: Tensor | None, sequences: Sequences) -> Tensor | None:
+        if not self._corrects_sampler():
+            return None
+
+        assert old is not None
+        assert sequences.sampler_logprobs is not None
+        correction = grpo.Correction(
+            mode=self.vllm_importance_sampling_mode,
+            low=self.vllm_importance_sampling_clip_min,
+            high=self.vllm_importance_sampling_clip_max,
+        )
+        mask = sequences.completion_mask
+        return grpo.correct_sampler(old, sequences.sampler_logprobs, mask, correction)
 
     # Sampling
 
@@ -365,20 +561,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         num_generations: int,
         has_tool_images: bool = False,
     ) -> Any:
-        self._prompt_ids = prompt_ids
-        self._voters = Voters()
         N = self._anchor_generations()
         if N and self.objective.loss_on_momentum:
             return self._anchored().merged(prompt_ids, num_generations, N)
 
-        sampled = self._sample(
-            prompt_ids, images, multimodal_fields, num_generations, has_tool_images
-        )
-        if N:
-            prompts = gather_object(prompt_ids)[:: self._group_size()]
-            self._voters = self._anchored().voters(prompts, N, even=self.use_vllm)
-
-        return sampled
+        return self._sample(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
 
     def _sample(
         self, prompt_ids: Any, images: Any, fields: Any, generations: int, tool_images: bool = False
@@ -388,262 +575,237 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
                 prompt_ids, images, fields, generations, tool_images
             )
 
-        sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
-        if self.sampler is None or self.sampler.sampling != sampling:  # a guard may change it
-            args = self.args
-            self.sampler = self.fast.sampler(
-                self.policy,
-                eos=self.eos_token_ids,
-                pad=self._tokenizer.pad_token_id,
-                dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-                sampling=sampling,
-            )
+        sampler = self._current_sampler(self.fast.sampler)
+        return sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
 
-        return self.sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
+    def _current_sampler(self, kind: type[GraphSampler]) -> GraphSampler:
+        sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
+        if self.sampler is not None and self.sampler.sampling == sampling:
+            return self.sampler
+
+        dtype = None
+        if self.args.bf16:
+            dtype = torch.bfloat16
+        elif self.args.fp16:
+            dtype = torch.float16
+
+        self.sampler = kind(  # anew: a guard changed the temperature
+            self.policy,
+            eos=self.eos_token_ids,
+            pad=self._tokenizer.pad_token_id,  # pyright: ignore
+            dtype=dtype,
+            sampling=sampling,
+        )
+        return self.sampler
 
     def _anchor_generations(self) -> int:  # N in this mode
         samples = self.anchor is not None and self.policy.training
         return (self.objective.momentum_generations or 0) if samples else 0
 
     def _anchored(self) -> AnchoredSampler:
-        def sample(rows: TokenRows, number: int) -> Any:
+        def sample(rows: Any, number: int) -> Any:
             return self._sample(rows, None, {}, number)
 
         def synced() -> None:
             self._last_loaded_step = -1  # vLLM then loads the weights again
 
         assert self.anchor is not None
-        rank = self.args.process_index
-        world = self.args.world_size
-
         return AnchoredSampler(
             self.anchor,
             self.policy,
             sample,
             synced,
-            rank,
-            world,
+            self.args.process_index,
+            self.args.world_size,
         )
+
+    def _sample_voters(self, rollout: Rollout) -> grpo.Voters:
+        """The anchor's completions that only vote."""
+        N = self._anchor_generations()
+        if not N or self.objective.loss_on_momentum:
+            return grpo.Voters()
+
+        prompts = gather_object(rollout.prompt_tokens)[:: self._group_size()]
+        return grpo.Voters(*self._anchored().voters(prompts, N, even=self.use_vllm))
 
     # Scoring
 
-    def _calculate_rewards(
-        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> Tensor:
-        rows, facts = self.scorer.annotate(inputs, completions, completion_ids_list)
-        rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids_list)
-        rewards = bound_rewards(rewards)
-        facts = gather_object(facts)
+    def _score(self, rollout: Rollout, rows: Any) -> Scored:
+        scored = grpo.score(rollout, rows, self._scoring())
+        device = self.accelerator.device
 
-        dropped = []
-        if self.self_labeled:
-            golds = gather_object([row.get("gold") for row in inputs])
-            dropped = self._fill_votes(rewards, facts, golds, completion_ids_list)
-
-        # The total as TRL will compute it.
-        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        total[rewards.isnan().all(dim=1)] = torch.nan
-        self.scored = Scored(
-            rewards=total.view(-1, self._group_size()),
-            facts=facts if self.scorer.judge is None or self.scorer.judge.reads else (),
-            tolerance=self.objective.dynamic_tolerance,
-            dropped=dropped,
-        )
-
-        own = repetition(completion_ids_list)["completions/repetition"]
-        mean = self._gather(torch.tensor([own], device=rewards.device)).mean().item()
+        own = repetition(rollout.completion_tokens)["completions/repetition"]
+        mean = self._gather(torch.tensor([own], device=device)).mean().item()
         self._note({"completions/repetition": mean})
 
         if self.tools:
+            completions = rollout.completions
             turns = [sum(m.get("role") == "assistant" for m in one) for one in completions]
             ends = [is_unfinished(one) for one in completions]
-            x = torch.tensor([turns, ends], device=rewards.device, dtype=torch.float32)
+            x = torch.tensor([turns, ends], device=device, dtype=torch.float32)
             mean_turns, unfinished = self._gather(x.T.contiguous()).mean(dim=0).tolist()
             self._note({"tools/turns": mean_turns, "tools/unfinished": unfinished})
 
-        return rewards
+        return scored
 
-    def _fill_votes(
-        self, rewards: Tensor, facts: list[Facts], golds: list[str | None], completion_ids: Any
-    ) -> list[bool]:
-        """Write the votes to the first column; dropped completions, returned, get no reward."""
+    def _scoring(self) -> grpo.Scoring:
         N = self._anchor_generations()
-        G = self._group_size()
-        ids = self._voters.completion_ids
-        voters = []
+        merged = self.objective.loss_on_momentum
 
-        count = 0
-        if ids:
-            count = N * len(facts) // G
-            texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)  # pyright: ignore
-            judged = self.scorer.judge.judge(texts, [None] * len(ids), self.scorer.truncated(ids))  # pyright: ignore
-            voters = gather_object(judged)[:count]
-
-        dropped = self._entropy_outliers(completion_ids, count)
-        merged = N if self.objective.loss_on_momentum else 0
-        seed = (self.args.seed, self._step)
-
-        votes, metrics = self.scorer.vote(
-            facts,
-            golds,
-            G,
-            voters,
-            dropped,
-            merged,
-            seed,
-        )
-
-        self._note(metrics)
-        rewards[:, 0] = rewards.new_tensor([torch.nan if x is None else x for x in votes])
-        rewards[rewards[:, 0].isnan()] = torch.nan
-
-        return dropped[0]
-
-    def _entropy_outliers(self, completion_ids: Any, count: int) -> tuple[list[bool], list[bool]]:
+        entropy_filter = None
         k = self.objective.entropy_filter
-        if self.objective.name != "mgrpo" or k == "off" or not self.policy.training:
-            return [], []
+        if objectives.shares_group(self.kind) and k != "off" and self.policy.training:
+            entropy_filter = grpo.EntropyFilter(k=k, entropies=self._trajectory_entropies)
 
-        own = list(completion_ids)
-        voters = self._voters
-        H = self._trajectory_entropies(
-            self._prompt_ids + voters.prompt_ids, own + voters.completion_ids
+        return grpo.Scoring(
+            call=self._call_rewards,
+            weights=self.reward_weights,
+            group_size=self._group_size(),
+            scorer=self.scorer,
+            decode=partial(self.processing_class.batch_decode, skip_special_tokens=True),  # pyright: ignore
+            votes=self.self_labeled,
+            num_voters=0 if merged else N,
+            from_anchor=N if merged else 0,
+            entropy_filter=entropy_filter,
+            tolerance=self.objective.dynamic_tolerance,
+            seed=(self.args.seed, self._step),
+            world=self.world,
         )
-        G = self._group_size()
-        policy = self._gather(H[: len(own)])
 
-        anchor = H[:0]
-        if voters.completion_ids:
-            anchor = self._gather(H[len(own) :])[:count]
+    def _call_rewards(self, rows: list[dict[str, Any]], rollout: Rollout) -> Tensor:
+        return super()._calculate_rewards(
+            rows, rollout.prompts, rollout.completions, rollout.completion_tokens
+        )
 
-        groups = len(policy) // G
-        table = torch.cat([policy.view(groups, G), anchor.view(groups, -1)], dim=1)
-        out = low_entropy_outliers(table, k)
-        self._note({"anchor/dropped": out.float().mean().item()})
+    def _scaling(self) -> grpo.Scaling:
+        return grpo.Scaling(
+            by=self.scale_rewards,
+            aggregation=self.multi_objective_aggregation,
+            weights=self.reward_weights,
+        )
 
-        return out[:, :G].flatten().tolist(), out[:, G:].flatten().tolist()
+    def _trajectory_entropies(self, rollout: Rollout) -> Tensor:
+        """[rows], the mean entropy of each completion; voters are among them."""
+        padding = grpo.Padding(self._tokenizer.pad_token_id, self.accelerator.device)  # pyright: ignore
+        sequences = grpo.pad(replace(rollout, sampler_logprobs=None), padding)
 
-    def _trajectory_entropies(self, prompt_ids: TokenRows, completion_ids: TokenRows) -> Tensor:
-        device = self.accelerator.device
-        padding = self._tokenizer.pad_token_id
-
-        def padded(rows: TokenRows, side: str) -> tuple[Tensor, Tensor]:
-            ids = [torch.tensor(row) for row in rows]
-            masks = [torch.ones_like(row) for row in ids]
-            return pad(ids, padding, side).to(device), pad(masks, 0, side).to(device)
-
-        prompts = padded(prompt_ids, "left")
-        completions = padded(completion_ids, "right")
-        ids, mask = (torch.cat(pair, dim=1) for pair in zip(prompts, completions, strict=True))
-
-        off = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
-        with torch.no_grad(), off:
-            T = completions[0].shape[1]
-            size = self.args.per_device_train_batch_size
-            passed = self._get_per_token_logps_and_entropies(
+        with torch.no_grad(), self._without_checkpointing():
+            _, entropies, _ = self._get_per_token_logps_and_entropies(
                 self.model,
-                ids,
-                mask,
-                T,
-                size,
-                True,
+                sequences.ids,
+                sequences.mask,
+                sequences.length,
+                self.args.per_device_train_batch_size,
+                compute_entropy=True,
             )
 
-        self._last_pass = None
-        return trajectory_entropy(passed[1], completions[1])  # pyright: ignore
+        assert entropies is not None
+        return trajectory_entropy(entropies, sequences.completion_mask)
+
+    def _log_completions(
+        self, rollout: Rollout, scored: Scored, advantages: grpo.Advantages
+    ) -> None:
+        """Fills TRL's table of completions, and takes what reward functions logged."""
+        assert scored.by_function is not None
+        self._logs["prompt"].extend(gather_object(rollout.prompts))
+        self._logs["completion"].extend(gather_object(rollout.completions))
+        self._logs["advantages"].extend(advantages.values.tolist())
+        for name, column in zip(self.reward_func_names, scored.by_function.T, strict=True):
+            self._logs["rewards"][name].extend(column.tolist())
+
+        # Sorted, so that all processes gather in the same order.
+        for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
+            values = self._pending_extra_logs.get(column, [None] * len(rollout.prompts))
+            self._logs["extra"][column].extend(gather_object(values))
+
+        for name in sorted(set(gather_object(list(self._pending_metrics)))):
+            values = self._pending_metrics.get(name, [])
+            sums = torch.tensor([[sum(values), len(values)]], device=self.accelerator.device)
+            total, count = self._gather(sums.float()).sum(dim=0).tolist()
+            self._note({name: total / count})
+
+        self._pending_extra_logs.clear()
+        self._pending_metrics.clear()
 
     # The loss
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        self.last_step = None
+        if self._buffered_inputs is before or not self._may_reorder():
+            return inputs
+
+        # TRL shuffled the rows, after which few of a micro-batch share a prompt.
+        steps = self.args.steps_per_generation or 1
+        number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
+        reordered = []
+        for k in range(0, steps, number):
+            reordered += keep_groups(self._buffered_inputs[k : k + number])
+
+        self._buffered_inputs = reordered
+        return reordered[self._step % steps]
+
+    def _may_reorder(self) -> bool:
+        """Whether rows may change places within an update, and gain from it."""
+        steps = self.args.steps_per_generation or 1
+        number = math.gcd(steps, self.args.gradient_accumulation_steps)
+        if number == 1 or self.shared_prompts is None:
+            return False
+
+        # Means over a micro-batch would change.
+        by_part = self.loss_type == "bnpo" or self.objective.cov_share
+        return not (by_part or self.bonus is not None or self.top_entropy_quantile < 1)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        coef = self.entropy_coef
-        entropy = self._last_world_entropy
-        compute = super()._compute_loss if self.own_loss is None else self._with_own_loss
-        loss = compute(model, inputs)
-        logprobs, entropies = self._last_pass
-        old = inputs.get("old_per_token_logps")
-        log_ratio = None if old is None else logprobs.detach() - old
-        metrics = policy_metrics(entropies.detach(), log_ratio, loss_mask(inputs), self._gather)
-        self._note(metrics)
+        output = self.loss_of(model, inputs)
+        self._note(output.metrics)
 
-        if not metrics:  # TRL logs 0 for a mean over no tokens; NaN is left out of its averages
-            logged = self._metrics[self._mode()]
-            for name in logged:
-                if name in ("entropy", "kl") or "clip_ratio" in name:
-                    logged[name][-1] = torch.nan
+        if self.bonus is not None and self.policy.training:
+            self.bonus.observe(output.entropy_sums)
+            if self.accelerator.sync_gradients:
+                self.bonus.end_update(self._gather)
+                self._note({"entropy_coef": self.bonus.coef})
 
-        if self._last_world_entropy == 0 and entropy != 0:
-            # No token trained in this step, which TRL took for a policy without entropy.
-            self.entropy_coef = coef
-            self._last_world_entropy = entropy
-            self._metrics["train"]["entropy_coef"][-1] = coef
+        return output.loss
 
-        self._last_pass = None  # it holds the graph
-        return loss
+    def loss_of(self, model: Any, inputs: dict[str, Any]) -> grpo.LossOutput:
+        """The loss of a micro-batch; nothing is logged or changed."""
+        batch = from_trl(inputs)
+        logprobs, entropies, router_loss = self._get_per_token_logps_and_entropies(
+            model,
+            batch.ids,
+            batch.mask,
+            batch.length,
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **batch.images,
+        )
+        passed = grpo.Passed(logprobs, entropies, router_loss)
+        return grpo.compute_loss(passed, batch, self._loss_settings(), self.world)
 
-    def _with_own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        # TRL's loss with zero advantages is every term but the policy's.
-        others = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if not (self.beta and self.args.use_bias_correction_kl):  # else the KL term needs the ratio
-            others.pop("old_per_token_logps", None)
+    def _loss_settings(self) -> grpo.LossSettings:
+        trains = self.policy.training
+        args = self.args
+        kind = self.loss_objective
 
-        loss = super()._compute_loss(model, others)
-        assert self.own_loss is not None
-
-        policy = self.own_loss(self._loss_inputs(inputs), self._gather)
-        logged = self._metrics[self._mode()]
-        for name, value in policy.metrics.items():
-            if name.startswith("clip_ratio/"):
-                logged[name][-1] = value
-            elif name != "policy_loss":
-                self._note({name: value})
-            elif self._entropy_bonus_enabled:  # TRL's has the KL term
-                logged[name][-1] += value
-
-        steps = self.current_gradient_accumulation_steps if self.policy.training else 1
-        return loss + policy.loss / steps
-
-    def _loss_inputs(self, inputs: dict[str, Any]) -> LossInputs:
-        (logprobs, entropies), mask = self._last_pass, loss_mask(inputs)
-        old = inputs.get("old_per_token_logps")
-        old = logprobs.detach() if old is None else old
-
-        token_mask = weight = token_weight = None
-        if self.top_entropy_quantile < 1:
-            share = 1 - self.top_entropy_quantile
-            token_mask = self.get_high_entropy_mask(entropies, mask, share)
-
-        if self.off_policy_mask_threshold is not None:
-            weight = self.get_off_policy_mask(
-                advantages=inputs["advantages"][:, None],
-                per_token_logps=logprobs,
-                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old),
-                mask=mask,
-                off_policy_threshold=self.off_policy_mask_threshold,
-            ).squeeze(1)
-
-        corrects = self.use_vllm and self.vllm_importance_sampling_correction
-        if corrects and not self.geometric:
-            token_weight = inputs["importance_sampling_ratio"]
-        elif corrects:
-            correction, kept = correction_weight(inputs["importance_sampling_ratio"], mask)
-            weight = correction if weight is None else weight * correction
-            token_mask = kept if token_mask is None else token_mask & kept
-
-        # As for dapo: the tokens of the rollout, divided over processes and micro-batches.
-        passes = (self.args.steps_per_generation or 1) if self.policy.training else 1
-        return LossInputs(
-            logprobs=logprobs,
-            old_logprobs=old,
-            advantages=inputs["advantages"],
-            mask=mask,
+        return grpo.LossSettings(
+            objective=kind,
+            level=self.importance_sampling_level,
+            options={key: getattr(args, f"{kind.name}_{key}") for key in kind.options},
             epsilon=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            delta=self.args.delta,
-            token_mask=token_mask,
-            sequence_weight=weight,
-            token_weight=token_weight,
-            num_tokens=inputs["num_items_in_batch"].clamp(min=1) / self.args.world_size / passes,
+            delta=args.delta,
             cov_share=self.objective.cov_share or 0.0,
+            beta=self.beta,
+            bias_corrected_kl=args.use_bias_correction_kl,
+            entropy_coef=None if self.bonus is None else self.bonus.weight(),
+            high_entropy_share=self.top_entropy_quantile,
+            off_policy_threshold=self.off_policy_mask_threshold,
+            router_coef=self.router_aux_loss_coef if self.aux_loss_enabled else 0.0,
+            max_length=self.max_completion_length,
+            micro_batches=self.current_gradient_accumulation_steps if trains else 1,
+            rollout_batches=(args.steps_per_generation or 1) if trains else 1,
         )
 
     def _get_per_token_logps_and_entropies(
@@ -655,46 +817,42 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         batch_size: Any = None,
         compute_entropy: Any = False,
         **rest: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Any, Any, Any]:
+        """Log-probabilities [B, T], and maybe entropies [B, T] and the router's loss."""
+        tokens = (input_ids, attention_mask, logits_to_keep)
         if isinstance(model, Anchor):  # as the reference
             trains = self.policy.training
             with model.in_place_of(self.policy):
                 self.policy.eval()  # without dropout, as TRL's
                 passed = self._get_per_token_logps_and_entropies(
-                    self.policy, input_ids, attention_mask, logits_to_keep, batch_size, **rest
+                    self.policy, *tokens, batch_size, **rest
                 )
                 self.policy.train(trains)
 
             return passed
 
-        rest["compute_entropy"] = compute_entropy
         if self.shared_prompts is None:
-            logprobs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, **rest
+            return super()._get_per_token_logps_and_entropies(
+                model, *tokens, batch_size, compute_entropy, **rest
             )
-        else:
-            parts = []
-            size = batch_size or len(input_ids)
-            aux_loss = None
 
-            for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
-                part = self.shared_prompts(
-                    model, ids, mask, logits_to_keep, self.temperature, compute_entropy
+        size = batch_size or len(input_ids)
+        parts = []
+        for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
+            part = self.shared_prompts(
+                model, ids, mask, logits_to_keep, self.temperature, compute_entropy
+            )
+            if part is None:
+                part = super()._get_per_token_logps_and_entropies(
+                    model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **rest
                 )
-                if part is None:
-                    part = super()._get_per_token_logps_and_entropies(
-                        model, ids, mask, logits_to_keep, **rest
-                    )
 
-                parts.append(part)
+            parts.append(part)
 
-            logprobs = torch.cat([part[0] for part in parts])
-            entropies = torch.cat([part[1] for part in parts]) if compute_entropy else None
+        logprobs = torch.cat([part[0] for part in parts])
+        entropies = torch.cat([part[1] for part in parts]) if compute_entropy else None
 
-        if entropies is not None:
-            self._last_pass = logprobs, entropies
-
-        return logprobs, entropies, aux_loss
+        return logprobs, entropies, None
 
     # The anchor, and averaged weights
 
@@ -723,11 +881,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def averaged(self) -> AbstractContextManager[None]:
         """The averaged weights, if there are any, in place of the policy's: to evaluate them."""
-        average = self.average
-        return average.in_place_of(self.policy) if average and average.updates else nullcontext()
+        if self.average is None or not self.average.updates:
+            return nullcontext()
+        return self.average.in_place_of(self.policy)
 
     def end_with_average(self) -> None:
-        if self.average and self.average.updates and self.state.global_step >= self.state.max_steps:
+        is_over = self.state.global_step >= self.state.max_steps
+        if self.average is not None and self.average.updates and is_over:
             self.average.write(self.policy, self.average.weights)
 
     def restore_policy(self, checkpoint: Path) -> None:
@@ -766,7 +926,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         self.accelerator.unscale_gradients()
         norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
-        self.auxiliary_norm = norms.auxiliary  # read at the end of the step: reading it now waits
+        self.auxiliary_norm.observe(norms.auxiliary)
 
         return norms.total
 
@@ -781,18 +941,24 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _get_learning_rate(self) -> float:
         return matrix_rate(self.optimizer, super()._get_learning_rate())
 
-    def _note(self, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            self._metrics[self._mode()][name].append(value)
+    def _logged(self) -> dict[str, list[float]]:
+        return self._metrics["train" if self.policy.training else "eval"]
 
-    def _mode(self) -> str:
-        return "train" if self.policy.training else "eval"
+    def _note(self, metrics: dict[str, float]) -> None:
+        logged = self._logged()
+        for name, value in metrics.items():
+            logged[name].append(value)
 
     def _group_size(self) -> int:
         return self.num_generations if self.policy.training else self.num_generations_eval  # pyright: ignore
 
     def _gather(self, x: Tensor) -> Tensor:
         return self.accelerator.gather(x)  # pyright: ignore
+
+    def _gather_ragged(self, x: Tensor) -> Tensor:
+        padded = self.accelerator.pad_across_processes(x, dim=0, pad_index=torch.nan)  # pyright: ignore
+        gathered = self._gather(padded)
+        return gathered[~gathered.isnan()]
 
     def own_state(self) -> dict[str, Any]:
         every = (self.args.steps_per_generation or 1) * self.num_iterations
@@ -801,24 +967,24 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         state: dict[str, Any] = {
             "step": self._step,
             "buffer": None if used_up else self._buffered_inputs,
-            "silent": self.silent,
+            "silent": self.silence.is_silent,
             "metrics": {name: list(values) for name, values in self._metrics["train"].items()},
         }
-        if self.use_adaptive_entropy:
-            state["entropy"] = [self.entropy_coef, self._last_world_entropy]
+        if self.bonus is not None:
+            state["entropy"] = [self.bonus.coef, self.bonus.entropy]
 
         return state
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
         self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
-        self.silent = state.get("silent", False)
+        self.silence.is_silent = state.get("silent", False)
 
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
 
-        if self.use_adaptive_entropy:
-            self.entropy_coef, self._last_world_entropy = state["entropy"]
+        if self.bonus is not None and "entropy" in state:
+            self.bonus.coef, self.bonus.entropy = state["entropy"]
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's sampler after as many shuffles as the resumed run has started epochs."""
@@ -829,9 +995,3 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
 
         return sampler
-
-
-def loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """[B, T], 1 on tokens that the policy wrote and that train."""
-    mask = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from trl.trainer import grpo_trainer
 from trl.trainer.utils import split_tensor_dict
 
 from mesotron.rlvr.passes.packing import (
@@ -10,7 +9,6 @@ from mesotron.rlvr.passes.packing import (
     find_groups,
     keep_groups,
     pack_groups,
-    quick_padding,
 )
 from support.rlvr_tiny import NETWORKS, make_groups, make_network
 
@@ -98,23 +96,3 @@ def test_micro_batches_keep_groups_in_their_random_order():
     parts = keep_groups(split_tensor_dict(batch, 3))
     assert [part["completion_ids"].flatten().tolist() for part in parts] == [[1, 3], [2, 5], [4, 6]]
     assert all(part["num_items"] == 6 and part["images"] is None for part in parts)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("multiple", [None, 4])
-def test_quick_padding_is_that_of_trl(side, multiple):
-    own = grpo_trainer.pad
-    ragged = [torch.tensor(row) for row in ([1, 2, 3], [4], [5, 6])]
-    some_empty = [torch.tensor(row) for row in ([1, 2], [])]  # the second is of floats
-
-    floats = [row.float() for row in ragged]
-    for rows in (ragged, some_empty, floats, [torch.ones(2, 3), torch.ones(1, 2)]):
-        expected = own(rows, 7, side, multiple)
-        with quick_padding():
-            assert grpo_trainer.pad is not own
-            padded = grpo_trainer.pad(rows, 7, side, multiple)
-
-        assert padded.dtype == expected.dtype
-        assert torch.equal(padded, expected)
-
-    assert grpo_trainer.pad is own

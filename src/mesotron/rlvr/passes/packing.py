@@ -8,15 +8,12 @@ Shapes: B completions of up to T tokens, U rows, each a prompt padded to P and a
 of it; a packed row has S = P - 1 + G T tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from trl.trainer import grpo_trainer
 from trl.trainer.utils import split_tensor_dict
 
 from mesotron.sampling.decode import round_up
@@ -200,37 +197,3 @@ def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
     # A padded token sees itself: with nothing to attend to it would give NaN, which survives.
     itself = torch.eye(S, dtype=torch.bool, device=device)
     return ((allowed & visible[:, None]) | itself)[:, None]
-
-
-@contextmanager
-def quick_padding() -> Iterator[None]:
-    """Inside the block TRL pads rows of tokens in one call. Its own loop over rows takes a tenth of
-    a step with 1,536 short completions."""
-    trl: Any = grpo_trainer
-    own = trl.pad
-
-    def pad(
-        rows: list[Tensor],
-        padding_value: int = 0,
-        padding_side: str = "right",
-        pad_to_multiple_of: int | None = None,
-    ) -> Tensor:
-        sizes = np.fromiter(map(len, rows), np.int64)[:, None]
-
-        # An empty list became floats; all other rows are of one kind.
-        if pad_to_multiple_of or rows[0].ndim > 1 or not (rows[0].is_cpu and sizes.all()):
-            return own(rows, padding_value, padding_side, pad_to_multiple_of)
-
-        values = torch.cat(rows).numpy()
-        place = np.arange(sizes.max())
-        inside = place < sizes if padding_side == "right" else place >= sizes.max() - sizes
-        padded = np.full(inside.shape, padding_value, values.dtype)
-        padded[inside] = values
-
-        return torch.from_numpy(padded)
-
-    trl.pad = pad
-    try:
-        yield
-    finally:
-        trl.pad = own

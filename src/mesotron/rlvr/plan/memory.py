@@ -2,7 +2,7 @@
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.models.speed import RECORD_BELOW
-from mesotron.rlvr.objectives import ANCHORED
+from mesotron.rlvr import objectives
 from mesotron.rlvr.plan.setup import Setup
 from mesotron.rlvr.plan.shapes import GIB, find_shape
 
@@ -40,7 +40,7 @@ def held_bytes(setup: Setup) -> dict[str, float]:
     copies = 4 * setup.trained  # a copy of what trains, in float32
 
     # LoRA turns its adapters off instead of a reference; corewarding refers to its anchor.
-    has_anchor = setup.objective.name in ANCHORED
+    has_anchor = objectives.get(setup.objective.name).is_anchored
     is_own_reference = setup.lora or setup.objective.name == "corewarding"
     refers = bool(setup.objective.beta) and not is_own_reference
 

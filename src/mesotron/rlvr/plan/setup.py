@@ -6,8 +6,9 @@ from typing import NamedTuple
 from mesotron.config import GpuName, ObjectiveConfig, TrainConfig
 from mesotron.models.precision import choose_precision
 from mesotron.models.speed import choose_speed
-from mesotron.rlvr.objectives import first_round_prompts, resolve, trl_arguments
+from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.plan.shapes import CPU, DEVICES, Device, Shape
+from mesotron.rlvr.trl_arguments import first_round_prompts, trl_arguments
 from mesotron.runs.process import num_processes
 
 

@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 from mesotron.config import PlanConfig
-from mesotron.rlvr.objectives import check_enough, first_round_prompts
 from mesotron.rlvr.plan.setup import generations_beside
+from mesotron.rlvr.trl_arguments import check_enough, first_round_prompts
 from mesotron.runs.process import num_processes
 
 

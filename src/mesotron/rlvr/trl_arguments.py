@@ -1,111 +1,37 @@
-"""Objectives by name: the published values as one table, and the `GRPOConfig` they become.
+"""The arguments that TRL's trainer gets from a run's config, and the batch sizes they imply.
 
 TRL's options can be combined into objectives that were never published: dr_grpo with scaled
 rewards, or cispo whose cap falls back to a clip width of 0.2. Here a name is the whole objective.
 """
 
 import logging
-import tomllib
-from dataclasses import MISSING, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, fields
+from typing import Any
 
 from mesotron.config import (
-    SELF_LABELED,
     ObjectiveConfig,
     ObjectiveName,
     OptimConfig,
     RolloutConfig,
     TrainConfig,
 )
+from mesotron.rlvr import objectives
+from mesotron.rlvr.objectives import resolve, shares_group, trained_generations
 from mesotron.runs.process import num_processes
 
 log = logging.getLogger("mesotron")
 
-ANCHORED = ("mgrpo", "corewarding")
 # Cap of an entropy bonus whose target is out of reach: TRL would raise it to 1, which is noise.
 MAX_ENTROPY_COEF = 0.1
 
 
-@dataclass(frozen=True)
-class Published:
-    loss_type: str  # TRL's name
-    source: str
-    epsilon: float | None = None  # clip width; None where the loss has no lower clip
-    epsilon_high: float | None = None  # for cispo the largest ratio itself
-    beta: float = 0.0
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    level: Literal["token", "sequence"] = "token"  # of importance ratios
-    cov_share: float | None = None
-    momentum_schedule: Literal["constant", "cosine"] = "constant"
-
-
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-PUBLISHED = {name: Published(**_TABLE[name]) for name in get_args(ObjectiveName)}
-
-
-def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConfig:
-    """Fill open fields with the published values; raise ValueError for what contradicts the name.
-
-    `generations` are the completions per prompt, the anchor's included.
-
-    Example:
-        >>> resolved = resolve("mgrpo", generations=8)
-        >>> resolved.beta, resolved.momentum_generations
-        (0.005, 2)
-    """
-    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # type: ignore
-    if given.name not in PUBLISHED:
-        raise ValueError(f"objective {given.name!r} must be one of {', '.join(PUBLISHED)}")
-
-    published = PUBLISHED[given.name]
-    if is_geometric(given):
-        clip = PUBLISHED["gmpo"]
-        published = replace(published, epsilon=clip.epsilon, epsilon_high=clip.epsilon_high)
-
-    N = given.momentum_generations
-    if given.name not in ANCHORED:
-        N = 0
-    elif N is None:
-        N = max(1, generations // 4) if given.name == "mgrpo" else generations
-
-    high = published.epsilon_high if given.epsilon is None else given.epsilon
-    resolved = replace(
-        given,
-        epsilon=published.epsilon if given.epsilon is None else given.epsilon,
-        epsilon_high=high if given.epsilon_high is None else given.epsilon_high,
-        beta=published.beta if given.beta is None else given.beta,
-        cov_share=given.cov_share or published.cov_share,
-        scale_rewards=given.scale_rewards or published.scale_rewards,
-        momentum_schedule=given.momentum_schedule or published.momentum_schedule,
-        momentum_generations=N,
-    )
-
-    if given.name == "mgrpo" and generations <= N:
-        raise ValueError(f"objective.momentum_generations = {N} leaves none of {generations}")
-    if given.name == "mgrpo" and not given.loss_on_momentum and generations - N < 2:
-        raise ValueError("one completion has no baseline: raise rollout.generations to 4 or more")
-
-    return resolved
-
-
-def is_geometric(objective: ObjectiveConfig) -> bool:
-    return objective.name == "gmpo" or (objective.loss == "gmpo" and objective.name in SELF_LABELED)
-
-
-def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
-    """How many completions per prompt enter the loss: TRL's `num_generations`."""
-    if objective.name == "mgrpo" and not objective.loss_on_momentum:
-        return generations - (objective.momentum_generations or 0)
-    return generations
-
-
 def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
     """The part of `GRPOConfig` that selects the loss, for a resolved objective."""
-    published = PUBLISHED[objective.name]
+    published = objectives.get(objective.name)
     adaptive = objective.entropy_target is not None
+
     arguments = {
-        "loss_type": published.loss_type,
+        "loss_type": published.trl_loss,
         "importance_sampling_level": published.level,
         "beta": objective.beta,
         "scale_rewards": objective.scale_rewards,
@@ -180,16 +106,18 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
 
 def check_updates(objective: ObjectiveConfig, updates: int) -> None:
     """Refuse, or warn of, an objective whose own part is void with one update per rollout."""
-    name = "gmpo" if is_geometric(objective) else objective.name
-    if updates <= 1 and name == "kl_cov":  # |log ratio| has no gradient at ratio 1
+    loss = objectives.get_loss(objective)
+    if updates > 1 or not loss.one_update:
+        return
+
+    if loss.one_update == "has no effect":
         raise ValueError(
-            "--objective.name kl_cov has no effect with one update per rollout: raise "
+            f"--objective.name {loss.name} has no effect with one update per rollout: raise "
             "--rollout.updates to 4 or 8, or use clip_cov"
         )
 
-    if updates <= 1 and name in ("gmpo", "gspo"):
-        message = "%s equals grpo with one update per rollout: raise rollout.updates to 4 or 8"
-        log.warning(message, name)
+    message = "%s equals grpo with one update per rollout: raise rollout.updates to 4 or 8"
+    log.warning(message, loss.name)
 
 
 def first_round_rows(rows: int, generations: int, oversample: float) -> int:
@@ -215,18 +143,20 @@ def first_round_prompts(
 
 
 def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
+    """The objective of a trainer, whose `num_generations` are the completions that train."""
     if objective is None:
         return ObjectiveConfig()
 
-    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
-    M = args.num_generations or 0
+    given = objectives.as_config(objective)
+    trained = args.num_generations or 0
+    by_anchor = given.momentum_generations
 
-    N = given.momentum_generations
-    if given.name == "mgrpo" and not given.loss_on_momentum:
-        # The anchor samples N more; by default a quarter of M + N, so a third of M.
-        M += max(1, M // 3) if N is None else N
+    if not shares_group(objectives.get(given.name)) or given.loss_on_momentum:
+        by_anchor = 0
+    elif by_anchor is None:
+        by_anchor = max(1, trained // 3)  # a quarter of all
 
-    return resolve(given, M)
+    return resolve(given, trained + by_anchor)
 
 
 def set_loss(args: Any, objective: ObjectiveConfig) -> None:
