@@ -265,7 +265,7 @@ def test_values_have_the_annotated_types(item, value):
         ("top_k=20", VLLM, "correction"),
         ("repetition_penalty=1.1", VLLM, "correction"),
         ("vllm_importance_sampling_mode=tokens", VLLM, "token_mask"),
-        ("vllm_importance_sampling_clip_max=2", {}, "--rollout.vllm"),
+        ("vllm_importance_sampling_clip_max=2", {}, "--vllm"),
         ("off_policy_mask_threshold=0.5", {}, "one update"),
         ("min_p=0.1", VLLM, "correction"),
         ("", {"objective": ObjectiveConfig(name="kl_cov")}, "one update"),
