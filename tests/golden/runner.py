@@ -97,7 +97,7 @@ def run_step(step: str | Killed, folder: Path, log: Path) -> None:
     pid = fork(words, folder, log)
     code = wait(pid, folder / "run" / "metrics.jsonl", most_rows)
     if code != expected:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        last = errors_of(log).read_text(errors="replace").strip().splitlines()[-1:]
         raise CaseFailed(f"exit code {code} of {' '.join(words[:3])}: {' '.join(last)}")
 
 
@@ -143,13 +143,17 @@ def fork(words: list[str], folder: Path, log: Path) -> int:
 
 
 def redirect(log: Path) -> None:
-    """Send this process's output, and that of its children, to a file."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    """Send this process's output, and that of its children, to a file; errors to one beside it."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    os.dup2(os.open(log, flags), 1)
+    os.dup2(os.open(errors_of(log), flags), 2)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def errors_of(log: Path) -> Path:
+    return log.with_name(log.name.replace("output", "errors"))
 
 
 def execute(words: list[str]) -> int:
