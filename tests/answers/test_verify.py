@@ -11,8 +11,10 @@ from fractions import Fraction
 import pytest
 
 from mesotron.answers import verify
-from mesotron.answers.numbers import MAX_LENGTH, read_number
-from mesotron.answers.verify import Verifier, letters
+from mesotron.answers.latex import MAX_LENGTH
+from mesotron.answers.numbers import read_number
+from mesotron.answers.screen import letters
+from mesotron.answers.verify import Verifier
 
 
 @pytest.fixture
@@ -405,10 +407,10 @@ def test_workers_import_little_and_get_no_secrets(verifier):
 
 def test_memory_is_limited():
     code = (
-        "import mesotron.answers.verify as verify\n"
-        "verify.prepare_worker()\n"
-        "verify.canonical_expression = lambda answer: 'x' * 3 * 2**30\n"
-        "print(verify.answer_request(('1',), 5.0))\n"
+        "from mesotron.answers import expressions\n"
+        "expressions.prepare_worker()\n"
+        "expressions.canonical_expression = lambda answer: 'x' * 3 * 2**30\n"
+        "print(expressions.answer_request(('1',), 5.0))\n"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -4,13 +4,13 @@ signature of structural collapse, which a single reward would hide.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
 from mesotron.answers.formats import AnswerFormat
 from mesotron.answers.lenient import lenient_answer
 from mesotron.answers.numbers import Number, read_number
-from mesotron.answers.verify import Verifier, literal
+from mesotron.answers.screen import literal
+from mesotron.answers.verify import Verifier
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ class Facts:
 def no_facts(truncated: bool) -> Facts:
     """For rewards that read no answer: only whether the completion was cut."""
     return Facts(
-        None,
-        False,
-        False,
-        False,
-        False,
-        truncated,
-        False,
-        False,
+        answer=None,
+        parsed=False,
+        formatted=False,
+        correct=False,
+        correct_unformatted=False,
+        truncated=truncated,
+        gold_unparseable=False,
+        graded=False,
     )
 
 
 class Reading(NamedTuple):
+    """What was read in a completion."""
+
     answer: str | None
     formatted: bool
     truncated: bool
@@ -92,54 +94,76 @@ class Judge:
 
         # Completions of a good policy are often alike: each distinct one is judged once.
         texts = list(zip(completions, map(bool, truncated), strict=True))
-        read = {case: self._read(*case) for case in dict.fromkeys(texts)}
-        cases = [(read[case], gold) for case, gold in zip(texts, golds, strict=True)]
-        known = self._judge(list(dict.fromkeys(cases)))
+        readings = {text: self._read(*text) for text in dict.fromkeys(texts)}
+        cases = [(readings[text], gold) for text, gold in zip(texts, golds, strict=True)]
+        facts = self._judge(list(dict.fromkeys(cases)))
 
-        return [known[case] for case in cases]
+        return [facts[case] for case in cases]
 
     def _read(self, text: str, truncated: bool) -> Reading:
         strict = self.format.extract(text, complete=not truncated)
         if strict is not None:
-            return Reading(strict, True, truncated)
-        return Reading(lenient_answer(text, complete=not truncated), False, truncated)
+            return Reading(strict, formatted=True, truncated=truncated)
+
+        lenient = lenient_answer(text, complete=not truncated)
+        return Reading(lenient, formatted=False, truncated=truncated)
 
     def _judge(self, cases: Sequence[Case]) -> dict[Case, Facts]:
+        """Facts of distinct cases; the verifier gets them all at once."""
         answers = [reading.answer or "" for reading, _ in cases]
         golds = [gold or "" for _, gold in cases]
         keys = self.verifier.keys(answers)
-        readable = [
-            bool(key or literal(gold)) for key, gold in zip(self.verifier.keys(golds), golds)
-        ]
-        right = self.verifier.same(answers, golds)
+        gold_keys = self.verifier.keys(golds)
+        verdicts = self.verifier.same(answers, golds)
 
-        return {
-            (reading, gold): Facts(
-                answer=keys[i] if reading.formatted else None,
-                parsed=keys[i] is not None or right[i],
-                formatted=reading.formatted,
-                correct=right[i] and reading.formatted,
-                correct_unformatted=right[i] and not reading.formatted,
-                truncated=reading.truncated,
-                gold_unparseable=gold is not None and not readable[i],
-                graded=gold is not None and readable[i],
-                # As written, or what math-verify made of it: sqrt(64) is 8.
-                number=(read_number(reading.answer or "") or read_number(keys[i] or ""))
-                if reading.formatted
-                else None,
-            )
-            for i, (reading, gold) in enumerate(cases)
-        }
+        facts = {}
+        for case, key, gold_key, is_right in zip(cases, keys, gold_keys, verdicts, strict=True):
+            facts[case] = facts_of(case, key, gold_key, is_right)
+
+        return facts
+
+
+def facts_of(case: Case, key: str | None, gold_key: str | None, is_right: bool) -> Facts:
+    """Facts of a reading, from the keys of its answer and gold and whether they are the same."""
+    reading, gold = case
+    formatted = reading.formatted
+    has_gold = gold is not None
+    is_readable = bool(gold_key or literal(gold or ""))
+
+    number = None
+    if formatted:
+        # As written, or what math-verify made of it: sqrt(64) is 8.
+        number = read_number(reading.answer or "") or read_number(key or "")
+
+    return Facts(
+        answer=key if formatted else None,
+        parsed=key is not None or is_right,
+        formatted=formatted,
+        correct=is_right and formatted,
+        correct_unformatted=is_right and not formatted,
+        truncated=reading.truncated,
+        gold_unparseable=has_gold and not is_readable,
+        graded=has_gold and is_readable,
+        number=number,
+    )
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:
-    of_all = ("parsed", "formatted", "truncated", "gold_unparseable")
+    """The share of completions for which each fact holds; of graded ones for correctness."""
     graded = [fact for fact in facts if fact.graded]
-    groups = ((of_all, facts), (("correct", "correct_unformatted"), graded))
+    shares = {}
+    for name in ("parsed", "formatted", "truncated", "gold_unparseable"):
+        shares |= share_of(name, facts)
 
-    return {
-        f"facts/{name}": sum(map(attrgetter(name), group)) / len(group)
-        for names, group in groups
-        for name in names
-        if group
-    }
+    for name in ("correct", "correct_unformatted"):
+        shares |= share_of(name, graded)
+
+    return shares
+
+
+def share_of(name: str, facts: Sequence[Facts]) -> dict[str, float]:
+    if not facts:
+        return {}
+
+    count = sum(getattr(fact, name) for fact in facts)
+    return {f"facts/{name}": count / len(facts)}

@@ -48,7 +48,11 @@ class AnswerFormat:
         answer that touches the cut is not taken: "ANSWER: 7" might have become 72.
         """
         found = self.find(text[-MAX_TAIL:], complete)
-        return found[1] if found else None
+        if found is None:
+            return None
+
+        _, answer = found
+        return answer
 
     def find(self, text: str, complete: bool = True) -> tuple[int, str] | None:
         """Start of the last well-formed answer, and the answer; None if there is none."""
@@ -57,9 +61,10 @@ class AnswerFormat:
 
         spans = _boxes(text) if self.suffix else self._lines(text, complete)
         last = None
-        for start, answer in spans:
-            answer = answer.strip()
-            if 0 < len(answer) <= MAX_ANSWER and (last is None or start > last[0]):
+        for start, text_inside in spans:
+            answer = text_inside.strip()
+            is_answer = 0 < len(answer) <= MAX_ANSWER
+            if is_answer and (last is None or start > last[0]):
                 last = (start, answer)
 
         return last
@@ -76,8 +81,10 @@ def _boxes(text: str) -> Iterator[tuple[int, str]]:
     open_braces: list[int | None] = []  # where a box's content starts, None for any other brace
     for match in _BRACES.finditer(text):
         token = match[0]
-        if token.endswith("{") and token != r"\{":
-            open_braces.append(match.end() if len(token) > 1 else None)
+        if token == "{":
+            open_braces.append(None)
+        elif token.startswith(r"\boxed"):
+            open_braces.append(match.end())
         elif token == "}" and open_braces:
             start = open_braces.pop()
             if start is not None:

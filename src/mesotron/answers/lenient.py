@@ -8,9 +8,11 @@ import re
 
 from mesotron.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL
 from mesotron.answers.numbers import read_number
-from mesotron.answers.verify import expression_of, has_prose, screened, unfinished
+from mesotron.answers.screen import expression_of, has_prose, screened, unfinished
 
 MAX_PHRASES = 32  # the last ones of a text that are read
+MAX_WORDS = 80  # characters of an answer in words
+PAIRS = ("{}", "()", "[]")
 
 _PHRASE = re.compile(r"(?i)\banswer\s*(?:is|:|=)")
 # Mathematics between delimiters. A dollar sign before a digit opens an amount.
@@ -52,13 +54,17 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
     '\\frac{3}{4}'
     """
     text = text[-MAX_TAIL:]
-    formatted = [found for form in FORMATS.values() if (found := form.find(text, complete))]
-    if formatted:
-        return max(formatted)[1]
+    formatted = [form.find(text, complete) for form in FORMATS.values()]
+    places = [found for found in formatted if found]
+    if places:
+        _, answer = max(places)
+        return answer
 
     end = len(text)
-    for phrase in reversed(list(_PHRASE.finditer(text))[-MAX_PHRASES:]):
-        if answer := _after_phrase(text, phrase.end(), end, complete):
+    phrases = list(_PHRASE.finditer(text))[-MAX_PHRASES:]
+    for phrase in reversed(phrases):
+        answer = _after_phrase(text, phrase.end(), end, complete)
+        if answer:
             return answer
         end = phrase.start()
 
@@ -66,84 +72,130 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
 
 
 def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None:
-    lead = _LEAD.match(text, start, end)
-    first = lead.end() if lead else start
-    if "\n" in text[start:first].strip():  # the words of another line
-        first = start
-
-    if formula := _formula_at(text, first, end):
+    """What follows "answer is" at `start`, up to the next such phrase at `end`."""
+    first = _skip_lead(text, start, end)
+    formula = _formula_at(text, first, end)
+    if formula:
         return formula
 
     line_end = text.find("\n", first, end)
-    line_end = end if line_end < 0 else line_end
+    if line_end < 0:
+        line_end = end
+
     answer, stop = _value(text, first, line_end)
     if answer:
         return answer if complete or stop < len(text) else None
 
-    formulas = [(m.start(), _content(m)) for m in _FORMULA.finditer(text, first, line_end)]
-    formula = next((one for one in formulas if one[1]), None)
     number = _NUMBER.search(text, first, line_end)
-    if formula and (number is None or formula[0] <= number.start()):
-        return formula[1]
+    formula = _first_formula(text, first, line_end, before=number)
+    if formula:
+        return formula
+
     if number:
         return number[0] if complete or number.end() < len(text) else None
 
     # Words count only where the text ends with them: "the answer is as follows" is none.
     words = text[start:].strip(_TRAILING + "\n")
-    is_short = "\n" not in words and len(words) <= 80
-
+    is_short = len(words) <= MAX_WORDS and "\n" not in words
     return words if words and is_short and complete and end == len(text) else None
+
+
+def _skip_lead(text: str, start: int, end: int) -> int:
+    """Where words such as "therefore" end, unless they are those of another line."""
+    lead = _LEAD.match(text, start, end)
+    if lead is None or "\n" in text[start : lead.end()].strip():
+        return start
+
+    return lead.end()
+
+
+def _first_formula(text: str, start: int, end: int, before: re.Match[str] | None) -> str | None:
+    """The first formula in a range, if it begins before a number does."""
+    for match in _FORMULA.finditer(text, start, end):
+        if before is not None and match.start() > before.start():
+            return None
+
+        content = _content(match)
+        if content:
+            return content
+
+    return None
 
 
 def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     """A value that starts here and ends before prose, and where it ends."""
     rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
-    heads = (rest[: m.start()] for m in _STOP.finditer(rest))
-
-    stops = [len(x) for x in heads if all(x.count(a) <= x.count(b) for a, b in ("{}", "()", "[]"))]
-    for stop in (len(rest), *stops[:1]):
+    for stop in (len(rest), *_first_stop(rest)):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
-        if answer and (_readable(answer) or (" or " in answer and read_number(answer.split()[0]))):
+        if answer and (_readable(answer) or _is_choice(answer)):
             return answer, start + stop
 
     return None, start
+
+
+def _first_stop(text: str) -> list[int]:
+    """The first place outside of brackets where a sentence ends or prose begins, if any."""
+    for match in _STOP.finditer(text):
+        head = text[: match.start()]
+        is_outside = all(head.count(left) <= head.count(right) for left, right in PAIRS)
+        if is_outside:
+            return [len(head)]
+
+    return []
 
 
 def _readable(answer: str) -> bool:
     return bool(read_number(answer) or unfinished(answer) or screened(expression_of(answer)))
 
 
+def _is_choice(answer: str) -> bool:
+    """Such as "3 or 4"."""
+    return " or " in answer and read_number(answer.split()[0]) is not None
+
+
 def _formula_at(text: str, start: int, end: int) -> str | None:
-    found: list[str] = []
-    while (match := _FORMULA.match(text, start, end)) and (content := _content(match)):
-        found.append(content)
+    """The formulas that begin here. Several are compared as several: a guess is not an answer."""
+    formulas: list[str] = []
+    while True:
+        match = _FORMULA.match(text, start, end)
+        content = _content(match) if match else None
+        if match is None or content is None:
+            break
+
+        formulas.append(content)
         also = _ALSO.match(text, match.end(), end)
         if also is None:
             break
 
         start = also.end()
 
-    return ", ".join(found) or None  # several are compared as several: a guess is not an answer
+    return ", ".join(formulas) or None
 
 
 def _content(match: re.Match[str]) -> str | None:
+    """What is between the delimiters of a formula; None if it is none."""
     content = (match[match.lastgroup or 0] or "").strip()
+
     # "$5 and pays 3$" is two amounts.
     is_amounts = match["inline"] and content[:1].isdigit() and has_prose(content)
     return None if is_amounts else content or None
 
 
 def _last(text: str, complete: bool) -> str | None:
-    numbers = [m for m in _NUMBER.finditer(text) if complete or m.end() < len(text)]
-    if not numbers:
+    """The last number of a text, or the value of the formula that it ends."""
+    number = None
+    for match in _NUMBER.finditer(text):
+        if complete or match.end() < len(text):
+            number = match
+
+    if number is None:
         return None
 
-    number = numbers[-1]
     for match in _FORMULA.finditer(text):
         if match.start() <= number.start() and number.end() <= match.end():
-            content = _content(match)
             # After the last equals sign: 2x = 3\sqrt{2}.
-            value = content.rpartition("=")[2].strip() if content else ""
+            content = _content(match) or ""
+            value = content.rpartition("=")[2].strip()
             return value if _readable(value) else number[0]
 
     return number[0]

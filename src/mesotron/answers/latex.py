@@ -1,0 +1,88 @@
+r"""One spelling of the text of an answer: characters first, then LaTeX and Markdown.
+
+Compatibility forms, zero-width and bidirectional controls and LaTeX spacing go. Nothing is
+evaluated.
+"""
+
+import re
+import unicodedata
+
+MAX_LENGTH = 512  # characters of an answer that are read
+
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
+_SYMBOLS = str.maketrans(
+    {
+        "\u2044": "/",
+        "\u2215": "/",
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u2014": "-",
+        "\u2010": "-",
+        "\u00d7": r"\times ",
+        "\u22c5": r"\cdot ",
+        "\u00b7": r"\cdot ",
+        "\u00f7": "/",
+        "\u221e": r"\infty ",
+        "\u03c0": r"\pi ",
+    }
+)
+
+# Not after another backslash, which ends a row of a matrix.
+_NO_SPACE = re.compile(r"(?<!\\)\\(?:[,!]|left(?![a-z])|right(?![a-z]))")
+_SPACE = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-z]))|~")
+TEXT = re.compile(
+    r"\\(?:text(?:bf|rm|it|normal)?|math(?:rm|bf|it)|mbox|underline|fbox|emph|bm)\s*\{([^{}]*)\}"
+)
+DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+
+
+def clean(text: str) -> str:
+    """Normalize characters: NFKC, no control or invisible ones, single spaces."""
+    # First, since NFKC alone would turn 5² into 52 and 1½ into 11/2.
+    text = _SUPERSCRIPTS.sub(_as_exponent, text[:MAX_LENGTH])
+    text = "".join(map(_separate_fraction, text))
+
+    text = unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    visible = "".join(map(_visible, text))
+    return " ".join(visible.split())[:MAX_LENGTH]
+
+
+def _as_exponent(match: re.Match[str]) -> str:
+    digits = match[0].translate(_FROM_SUPERSCRIPT)
+    return f"^{{{digits}}}"
+
+
+def _separate_fraction(c: str) -> str:
+    """A vulgar fraction such as ½ gets a space before it."""
+    is_fraction = unicodedata.decomposition(c).startswith("<fraction>")
+    return f" {c}" if is_fraction else c
+
+
+def _visible(c: str) -> str:
+    if c.isspace():
+        return " "
+
+    # Cc, Cf, Cs, Co, Cn: controls, zero-width and bidirectional marks, surrogates, unassigned.
+    is_hidden = unicodedata.category(c).startswith("C") or "\ufe00" <= c <= "\ufe0f"
+    return "" if is_hidden else c
+
+
+def simplify_latex(text: str) -> str:
+    r"""Remove LaTeX and Markdown around an answer, and spell fractions one way."""
+    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace(r",\! ", ",")
+    if text.startswith(r"\boxed{") and text.endswith("}"):
+        text = text[len(r"\boxed{") : -1]
+
+    text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
+    text = _NO_SPACE.sub("", text)
+    text = _SPACE.sub(" ", text)
+    text = TEXT.sub(r" \1", text)
+
+    text = text.strip(" *`").removesuffix(".")
+    for left, right in DELIMITERS:
+        is_longer = len(text) > len(left + right)
+        if is_longer and text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)]
+
+    return " ".join(text.removesuffix(".").split())

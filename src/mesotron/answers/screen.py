@@ -1,0 +1,125 @@
+"""What a text is: words, unfinished arithmetic, mathematics for math-verify, or none of them.
+
+Bounded patterns over a short text. Answers and golds are untrusted, and what these functions let
+through is given to a parser.
+"""
+
+import re
+from functools import lru_cache
+from itertools import accumulate
+
+from mesotron.answers.latex import TEXT, clean, simplify_latex
+
+MAX_EXPRESSION = 256  # characters given to math-verify
+MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them
+MAX_DIGIT_RUN = 64
+
+_DIGIT_RUN = re.compile(rf"\d{{{MAX_DIGIT_RUN}}}")
+_WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ',.-]{1,2}[^\W\d_]+)*\.?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%!-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
+_OPERATOR = re.compile(r"[+*/!]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
+_TIME = re.compile(r"\d{1,2}(?: ?: ?\d\d){1,2}(?: ?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"(?=\w*[A-F])[\dA-F]{1,30}_\{?\d{1,2}\}?", re.ASCII)
+# More digits than fit in memory, and no real answer: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And a
+# product that would be read as a sum: 72 73.
+_ABSURD = re.compile(
+    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|(?<![_^\d])\d+\s+\d", re.ASCII
+)
+# Prose, which a grammar of mathematics takes for products of letters.
+_PROSE = re.compile(
+    r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
+    re.ASCII,
+)
+# Units after mathematics: 25\pi square inches.
+_UNITS = re.compile(r"(?<=[\w})\]])(?: [a-z]{2,24}){1,4}(?:\^\{?[23]\}?)?$", re.ASCII)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
+_MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
+# A whole number and powers of letters, as sympy writes them; E and I are numbers.
+_LETTERS = re.compile(r"-?(?:\d+\*)?[a-z](?:\*\*\d+)?(?:\*[a-z](?:\*\*\d+)?)*", re.ASCII)
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+@lru_cache(maxsize=16_384)
+def tidy(answer: str) -> str:
+    return simplify_latex(clean(answer))
+
+
+def expression_of(answer: str) -> str:
+    r"""An answer in the one LaTeX spelling that is screened and then given to math-verify."""
+    text = tidy(answer).replace("$", "").replace("**", "^")
+    bare = _UNITS.sub("", text)
+    return bare if "\\" in bare else text
+
+
+def screened(expression: str) -> bool:
+    r"""Whether an expression is short, complete, shallow and more than digits or prose."""
+    if not 0 < len(expression) <= MAX_EXPRESSION or r"\boxed" in expression:
+        return False
+
+    if _DIGIT_RUN.search(expression) or _ABSURD.search(expression):
+        return False
+
+    bare = _ENVIRONMENT.sub("", without_escaped_braces(expression))
+    if _PROSE.search(bare) or not _MATHEMATICS.search(bare):
+        return False
+
+    # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
+    depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
+    return closes_its_braces(bare) and max(depths) <= MAX_DEPTH
+
+
+def without_escaped_braces(text: str) -> str:
+    return re.sub(r"\\[{}]", "", text)
+
+
+def closes_its_braces(text: str) -> bool:
+    depths = list(accumulate(_BRACKETS[c] for c in text if c in "{}"))
+    if not depths:
+        return True
+
+    return min(depths) >= 0 and depths[-1] == 0
+
+
+def words(answer: str) -> str | None:
+    """Words in lower case without a final period; None if the answer is something else. Math-verify
+    would read a word as a product of letters, and take an anagram of the gold for correct."""
+    text = tidy(answer)
+    return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
+
+
+def literal(answer: str) -> str | None:
+    r"""The text itself, to compare as it stands; None if it is broken or has no letter or digit.
+
+    >>> literal(r"12\!:\!00 \text{ P.M.}")
+    '12:00P.M'
+    """
+    # 1 000 is 1000, but 7 2 is not 72.
+    text = re.sub(r"(?<!\d) | (?!\d)| (?=\d{3}(?!\d))", "", tidy(answer)).removesuffix(".")
+    is_whole = closes_its_braces(without_escaped_braces(text)) and any(map(str.isalnum, text))
+    return text if is_whole else None
+
+
+def has_prose(text: str) -> bool:
+    return bool(_PROSE.search(_ENVIRONMENT.sub("", TEXT.sub("", text))))
+
+
+def is_clock_time(answer: str) -> bool:
+    """Math-verify would divide 6:01."""
+    return bool(_TIME.fullmatch(tidy(answer)))
+
+
+def is_hexadecimal(answer: str) -> bool:
+    """Math-verify would overlook the base of A5_{12}."""
+    return bool(_HEXADECIMAL.fullmatch(tidy(answer)))
+
+
+def unfinished(answer: str) -> bool:
+    """Whether an answer is arithmetic on plain numbers that was not carried out."""
+    text = _THOUSANDS.sub("", tidy(answer))
+    return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))
+
+
+def letters(key: str) -> bool:
+    """Whether a key is a product of letters, as math-verify reads a word: equal to no number."""
+    return bool(_LETTERS.fullmatch(key))
