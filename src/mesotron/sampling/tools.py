@@ -74,9 +74,7 @@ class ChatText:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def read(
-        self, completion: Completion, prompt: Sequence[int], tools: Sequence[Tool]
-    ) -> dict[str, Any]:
+    def read(self, completion: Completion, prompt: list[int], tools: list[Any]) -> dict[str, Any]:
         """The message of a completion, with its calls."""
         end = [] if completion.truncated else [self.tokenizer.eos_token_id]
         ids = [*completion.ids, *end]
@@ -178,7 +176,7 @@ def tokens_left(
 
 def take_turn(
     one: Conversation,
-    prompt: Sequence[int],
+    prompt: list[int],
     completion: Completion,
     text: ChatText,
     max_tokens: int,
