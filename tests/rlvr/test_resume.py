@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, TrainerCallback
 import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.rlvr import checkpoint as resume
-from mesotron.rlvr.checkpoint import load_state, save_state
+from mesotron.rlvr.state import load_state, save_state
 from mesotron.tasks.rows import Curriculum
 from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights

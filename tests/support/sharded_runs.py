@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 import mesotron
 from mesotron.models.sharded import reshard
-from mesotron.rlvr.checkpoint import load_state
+from mesotron.rlvr.state import load_state
 from support import rlvr_processes as common
 from support.rlvr_tiny import EOS, make_trainer, same
 

@@ -17,8 +17,8 @@ from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes.forgetting import text_nll
 from mesotron.probes.gradients import snr_from_norms, squared_norm
-from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.rlvr.optimizer import unwrap_optimizer
+from mesotron.rlvr.state import random_state, restore_random_state
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mesotron.config import PolicyConfig, WorldConfig
 from mesotron.config.base import from_plain, to_plain
-from mesotron.rlvr.checkpoint import load_state, own_memory, save_state
+from mesotron.rlvr.state import load_state, own_memory, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
 from mesotron.runs.files import read_json
 from mesotron.vla.policy import Body, Policy
