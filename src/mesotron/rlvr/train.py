@@ -76,18 +76,26 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
         if then is not None and is_main():
             then(plan.path)
 
-    newest, _ = newest_whole(plan.path / "checkpoints")
-    if newest is not None and is_main():
-        is_adapter = (newest.path / "adapter_config.json").is_file()
-        loader = "peft.AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
-        print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
+    if is_main():
+        say_how_to_load(plan.path)
 
     return code
 
 
+def say_how_to_load(run: Path) -> None:
+    newest, _ = newest_whole(run / "checkpoints")
+    if newest is None:
+        return
+
+    is_adapter = (newest.path / "adapter_config.json").is_file()
+    loader = "peft.AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
+    print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
+
+
 def new_run(config: Limited) -> Plan[Limited]:
-    for note in check(config, downloads=True) if is_main() else ():
-        print(note, flush=True)
+    if is_main():
+        for note in check(config, downloads=True):
+            print(note, flush=True)
 
     if isinstance(config, TrainConfig):
         config = resolve_own(config)
@@ -141,17 +149,28 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     """Refuse what depends on files, installed packages and processes, before torch is imported.
     Returns what was guessed about each data file (those on the hub: only if it `downloads`)."""
     check_name(config.model.name)
-    if not (isinstance(config, PlanConfig) and config.gpu):  # which is of another machine
+    is_of_another_machine = isinstance(config, PlanConfig) and config.gpu
+    if not is_of_another_machine:
         check_memory(config)
 
     check_task(config.task)
     task, notes = read_data(config.task, downloads)
     if isinstance(config, SftConfig):
-        if num_processes() > 1:
-            raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
-        trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
-        return notes
+        check_warm_start(config)
+    else:
+        check_rl(config, task)
 
+    return notes
+
+
+def check_warm_start(config: SftConfig) -> None:
+    if num_processes() > 1:
+        raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
+
+    trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def check_rl(config: TrainConfig, task: Task | None) -> None:
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
 
@@ -164,24 +183,42 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
 
     trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     trl_options(config)
-    num_problems = math.inf if config.task.num_train is None else config.task.num_train
-    check_enough(num_problems if task is None else len(task.train), config)
+    check_enough(count_problems(config, task), config)
 
-    source = find_source(config.task)
-    is_generated = not config.task.data and not source.reads_data
-    if task is None and is_generated and own_parts(config.reward):
-        task = load_task(replace(config.task, num_train=1, num_eval=1))
-
+    if task is None:
+        task = sample_to_score(config)
     if task is not None:
         check_rewards_on(task, config)
 
-    parts = config.reward.parts
-    default = RewardConfig().parts
-    if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
-        message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
-        log.warning(message, config.objective.name, " + ".join(parts))
+    warn_of_unused_reward(config)
 
-    return notes
+
+def count_problems(config: TrainConfig, task: Task | None) -> float:
+    """Training problems; infinitely many where they are not counted yet."""
+    if task is not None:
+        return len(task.train)
+
+    return math.inf if config.task.num_train is None else config.task.num_train
+
+
+def sample_to_score(config: TrainConfig) -> Task | None:
+    """One generated problem, to try the user's own rewards on; None if there is no need or way."""
+    is_generated = not config.task.data and not find_source(config.task).reads_data
+    if not is_generated or not own_parts(config.reward):
+        return None
+
+    return load_task(replace(config.task, num_train=1, num_eval=1))
+
+
+def warn_of_unused_reward(config: TrainConfig) -> None:
+    default = RewardConfig()
+    is_given = config.reward.parts != default.parts or config.reward.weights
+    if config.objective.name in SELF_LABELED and is_given:
+        log.warning(
+            "%s trains on its votes only: the reward %s is logged as rewards/reward, not used",
+            config.objective.name,
+            " + ".join(config.reward.parts),
+        )
 
 
 def check_memory(config: TrainConfig | SftConfig) -> None:
@@ -191,6 +228,7 @@ def check_memory(config: TrainConfig | SftConfig) -> None:
 
     gpus = () if config.device == "cpu" else list_gpus()
     needed = least_memory(config, has_gpu=bool(gpus))
+
     if gpus:
         machine = "GPU"
         memory = max(gpu.memory for gpu in gpus)
@@ -221,14 +259,18 @@ def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[st
         train, held_out, sources = read_own(config)
         return assemble(train, held_out, config), [source.describe() for source in sources]
 
-    return load_task(config) if is_local and not config.has_own_data else None, []
+    if is_local and not config.has_own_data:
+        return load_task(config), []
+
+    return None, []
 
 
 def check_rewards_on(task: Task, config: TrainConfig) -> None:
     """Refuse rewards that cannot score these data, by calling the user's own on one row."""
     problem = task.train[0]
     is_self_labeled = config.objective.name in SELF_LABELED
-    if problem.gold is None and needs_gold(config.reward) and not is_self_labeled:
+    compares = needs_gold(config.reward) and not is_self_labeled
+    if compares and problem.gold is None:
         parts = " ".join(config.reward.parts)
         raise ValueError(
             f"--reward {parts} compares with gold answers, and {config.task.title} has rows "
