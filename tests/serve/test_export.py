@@ -198,7 +198,7 @@ def test_one_answer_of_both_models(lora_run, capsys, monkeypatch):
     (system,) = chat.system_of(config, subject)
     assert "\\boxed" in system["content"]
 
-    one = chat.Chat(subject, [system], config)
+    one = chat.Conversation(subject, [system], config)
     one.answer("What is 1 + 1?")
     one.answer("And 2 + 2?")
 

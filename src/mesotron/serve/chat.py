@@ -21,102 +21,106 @@ from mesotron.tasks.prompts import Message, build_prompt, render
 NEW = "/new"
 
 
-class Chat:
+class Conversation:
     """One model and its side of the conversation."""
 
     def __init__(self, subject: Subject, system: Sequence[Message], config: ChatConfig) -> None:
         from mesotron.optim.device import choose_device
 
-        device = choose_device(config.device, config.threads)
         self.name = subject.name
         self.config = config
+        self.system = system
         self.messages = list(system)
+
+        device = choose_device(config.device, config.threads)
         self.model, self.tokenizer = subject.load(device)
+
+    def restart(self) -> None:
+        self.messages = list(self.system)
 
     def answer(self, prompt: str) -> str:
         from mesotron.sampling.decode import generate
 
-        settings = self.config
         self.messages.append({"role": "user", "content": prompt})
-
         (completion,) = generate(
             self.model,
             self.tokenizer,
             [render(self.messages, self.tokenizer)],
-            max_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            seed=settings.seed,
+            max_tokens=self.config.max_tokens,
+            temperature=self.config.temperature,
+            seed=self.config.seed,
         )
-
         self.messages.append({"role": "assistant", "content": completion.text})
-        return completion.text + (" [cut off: --max-tokens]" if completion.truncated else "")
+
+        cut_off = " [cut off: --max-tokens]" if completion.truncated else ""
+        return completion.text + cut_off
 
 
 def run(config: ChatConfig) -> int:
     subject = find_subject(config.model)
-    console = SafeConsole(highlight=False)
-    if config.compare and subject.start is None:
-        raise ValueError(f"--compare needs a run, which knows its start: {config.model} is none")
+    subjects = [subject]
+    if config.compare:
+        start = subject.at_start("before")
+        if start is None:
+            raise ValueError(
+                f"--compare needs a run, which knows its start: {config.model} is none"
+            )
+        subjects = [start, subject]
 
+    console = SafeConsole(highlight=False)
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
 
-    subjects = [subject]
-    if config.compare and subject.start is not None:
-        name = f"{subject.start.name} (before)"
-        subjects.insert(
-            0,
-            replace(
-                subject,
-                name=name,
-                model=subject.start,
-                adapter=None,
-            ),
-        )
-
     system = system_of(config, subject)
-    chats = [Chat(one, system, config) for one in subjects]
+    conversations = [Conversation(one, system, config) for one in subjects]
     if config.prompt is not None:
-        say(chats, config.prompt, console)
-        return 0
-
-    asks = "you> " if sys.stdin.isatty() else ""
-    if asks:
-        console.print(f"Ctrl-D ends, {NEW} starts another conversation")
-
-    try:
-        while True:
-            prompt = input(asks).strip()
-            if prompt == NEW:
-                for chat in chats:
-                    chat.messages = list(system)
-            elif prompt:
-                say(chats, prompt, console)
-    except (EOFError, KeyboardInterrupt):
-        print(end="\n" if asks else "")
+        say(conversations, config.prompt, console)
+    else:
+        talk(conversations, console)
 
     return 0
 
 
+def talk(conversations: Sequence[Conversation], console: SafeConsole) -> None:
+    """Answer what is typed until it ends."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        console.print(f"Ctrl-D ends, {NEW} starts another conversation")
+
+    try:
+        while True:
+            prompt = input("you> " if is_typed else "").strip()
+            if prompt == NEW:
+                for conversation in conversations:
+                    conversation.restart()
+            elif prompt:
+                say(conversations, prompt, console)
+    except (EOFError, KeyboardInterrupt):
+        print(end="\n" if is_typed else "")
+
+
 def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
+    """The messages before the first prompt: as given, or as in the run."""
     if config.system is not None:
         return [{"role": "system", "content": config.system}] if config.system else []
     if subject.start is None:
         return []
 
     task = replace(eval_defaults(config.model).task, few_shot=0)
-    return build_prompt(Problem("", None, ""), task, FORMATS[task.answer_format])[:-1]
+    empty = Problem("", None, "")
+    return build_prompt(empty, task, FORMATS[task.answer_format])[:-1]
 
 
-def say(chats: Sequence[Chat], prompt: str, console: SafeConsole) -> None:
-    answers = [Text(chat.answer(prompt)) for chat in chats]
-    if len(chats) == 1:
+def say(conversations: Sequence[Conversation], prompt: str, console: SafeConsole) -> None:
+    """Print one answer, or those of two models side by side."""
+    answers = [Text(conversation.answer(prompt)) for conversation in conversations]
+    if len(answers) == 1:
         console.print(answers[0], soft_wrap=True)
         return
 
     table = Table(box=box.SIMPLE_HEAD, expand=True)
-    for chat in chats:
-        table.add_column(Text(chat.name), ratio=1)
+    for conversation in conversations:
+        table.add_column(Text(conversation.name), ratio=1)
 
     table.add_row(*answers)
     console.print(table)
