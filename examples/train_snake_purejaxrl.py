@@ -1,6 +1,6 @@
 """PPO on Snake with the flags and defaults that Snake trainers in JAX are known by.
 
-    python examples/train_snake_purejaxrl.py --use-muon --muon-lr 0.03 --aux-adam-lr 0.0003 \
+    python examples/train_snake_purejaxrl.py --optim muon --muon-lr 0.03 --aux-adam-lr 0.0003 \
         --d-model 128 --num-layers 4 --num-heads 8 --total-timesteps 20000000
 
 The same training as `mesotron ppo snake`, with defaults for a GPU. Flags may be written with
@@ -10,7 +10,7 @@ hyphens or underscores, and switches turned off: --no-anneal-lr, --anneal_lr=Fal
 import sys
 from dataclasses import dataclass
 
-from mesotron.cli import UsageError, parse
+from mesotron.cli import parse
 from mesotron.config import SnakeConfig
 from mesotron.ppo import run
 
@@ -56,5 +56,5 @@ class Arguments(SnakeConfig):
 if __name__ == "__main__":
     try:
         run(parse(Arguments, sys.argv[1:], prog="train_snake_purejaxrl.py"))
-    except UsageError as error:
+    except ValueError as error:
         sys.exit(str(error))

@@ -103,7 +103,7 @@ def test_an_example_learns(words, pattern, has_learned, example, monkeypatch):
 def test_train_snake_purejaxrl(example, monkeypatch, tmp_path):
     words = "--width 3 --height=3 --num_envs 8 --num-steps 8 --num-minibatches 2 --update_epochs 1 "
     words += "--total-timesteps 256 --d-model 8 --num-heads 1 --num-layers 1 --eval-episodes 4 "
-    words += f"--use-muon --muon-lr 0.03 --anneal_lr=False --save-dir {tmp_path} --run-name tiny"
+    words += f"--optim muon --muon-lr 0.03 --anneal_lr=False --save-dir {tmp_path} --run-name tiny"
     monkeypatch.setattr("sys.argv", ["train_snake_purejaxrl.py", *words.split()])
     fruit, most = numbers(r"greedy\s+([\d.]+) fruit of (\d+)", example("train_snake_purejaxrl"))
 

@@ -8,7 +8,7 @@ import pytest
 from mesotron import config
 from mesotron.cli import parse
 from mesotron.compare.change import change
-from mesotron.config import OptimConfig, RolloutConfig, TaskConfig, TrainConfig
+from mesotron.config import OptimConfig, RolloutConfig, SnakeConfig, TaskConfig, TrainConfig
 from mesotron.config.base import (
     bounds_of,
     flag_of,
@@ -106,7 +106,6 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("SnakeConfig", {"d_model": 30}, "--d-model 30"),
         ("SnakeConfig", {"num_minibatches": 7}, "--num-minibatches 7"),
         ("SnakeConfig", {"kl_coef": 0.1}, "--kl-coef 0.1"),
-        ("SnakeConfig", {"use_muon": True, "optim": "pion"}, "--optim pion"),
         ("SnakeConfig", {"pion_cutoff": "loud"}, "--pion-cutoff loud"),
     ],
 )
@@ -184,6 +183,12 @@ OLD_COLUMNS = {"question_column": "q", "answer_column": "answer"}
 )
 def test_the_data_of_old_runs_are_found(old, new):
     assert from_plain(TrainConfig, {"task": old}).task == new
+
+
+@pytest.mark.parametrize(("use_muon", "rule"), [(True, "muon"), (False, "adam")])
+def test_muon_on_snake_has_an_old_name(use_muon, rule):
+    assert from_plain(SnakeConfig, {"use_muon": use_muon, "optim": None}).rule == rule
+    assert parse(SnakeConfig, [f"--use-muon={use_muon}"]).rule == rule
 
 
 def test_old_flags_for_data_are_read_as_those_of_today():

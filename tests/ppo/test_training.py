@@ -36,7 +36,7 @@ TINY = SnakeConfig(
     mlp_ratio=1,
     chunk=2,
     eval_episodes=4,
-    use_muon=True,
+    optim="muon",
     gif=False,
 )
 GAMES = Games(*(np.full((1, 4), value) for value in (5, 20, False, False)))

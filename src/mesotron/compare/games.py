@@ -26,7 +26,7 @@ class Games(Kind):
     before = "random legal moves"
     curve = "episode/fruit"
     problems_setting = "eval_episodes"
-    contested = ("optim", "use_muon", "muon_lr", "aux_adam_lr")
+    contested = ("optim", "muon_lr", "aux_adam_lr")
     placed = ("seed", "num_seeds", "sweep", "save_dir", "run_name", "resume")
     usual = ("adam", "muon", "pion")
     optims: ClassVar = {
@@ -56,7 +56,6 @@ class Games(Kind):
         return replace(
             self.config,
             optim=contender.optim,
-            use_muon=False,
             lr=rate,
             muon_lr=muon_lr,
             aux_adam_lr=rate,

@@ -46,7 +46,7 @@ class Dimension:
 @dataclass(frozen=True)
 class Space:
     name: str  # of the study
-    command: tuple[str, ...]  # shared arguments after `mesotron`: ("ppo", "snake", "--use-muon")
+    command: tuple[str, ...]  # shared arguments after `mesotron`: ("ppo", "snake", "--no-gif")
     dimensions: tuple[Dimension, ...]  # what varies
     metric: str | None = None  # to optimize; None for the command's own score
     goal: Literal["maximize", "minimize"] = "maximize"  # direction

@@ -51,6 +51,7 @@ SETTINGS = {
     "rollout.engine": Alias("rollout.fast", is_fast_engine),
     "rollout.share_prompts": Alias("rollout.fast", bool),
     "rollout.record": Alias("rollout.fast", bool),
+    "use_muon": Alias("optim", lambda on: "muon" if on else None),
 }
 
 
@@ -90,16 +91,17 @@ def values_of_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config as plain values, with sections, in today's names."""
-    flat = {}
-    for section, table in values.items():
-        if isinstance(table, Mapping):
-            flat |= {f"{section}.{key.replace('-', '_')}": value for key, value in table.items()}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}".replace("-", "_"): one for key, one in value.items()}
+        else:
+            flat[name.replace("-", "_")] = value
 
-    if not flat.keys() & SETTINGS.keys():
-        return dict(values)
+    if flat.keys() & SETTINGS.keys():
+        return nest(upgrade_names(flat))
 
-    whole = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    return whole | nest(upgrade_names(flat))
+    return dict(values)
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class OptimConfig(Config, prefix="optim."):
     momentum: Fraction = 0.95
     """Momentum of the spectral rules."""
     lora: LoraRule = "B"
-    """Under --lora: the factors that are filtered, or product to step B A as one matrix."""
+    """With --lora: the factors that the filter applies to; product updates B A as one matrix."""
     leash: Positive | None = None
     """Keep each matrix within this share of its starting spectral norm; replaces weight decay."""
     weight_decay: NonNegative = 0.0
@@ -58,7 +58,7 @@ class OptimConfig(Config, prefix="optim."):
     warmup: Fraction = 0.0
     """Fraction of the steps over which the rate rises from 0."""
     max_grad_norm: NonNegative = 1.0
-    """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
+    """Clip the gradient of the auxiliary groups to this norm (0: off). The whole norm is logged."""
     clip: Literal["auxiliary", "all"] = "auxiliary"
     """Which gradients to clip; all also clips the matrices, by their own norm."""
     fused: bool | None = None
@@ -117,7 +117,7 @@ class PartsOptimConfig(Config, prefix="optim."):
     warmup: Fraction = 0.0
     """Fraction of the steps over which the rate rises from 0."""
     max_grad_norm: NonNegative = 1.0
-    """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
+    """Clip the gradient of the auxiliary groups to this norm (0: off). The whole norm is logged."""
 
     def check_fields(self) -> None:
         has_pion = "pion" in (self.vision, self.language, self.fusion, self.action)

@@ -63,13 +63,11 @@ class SnakeConfig(Config):
     anneal_lr: bool = True
     """Decay every learning rate linearly to zero over the run's gradient steps."""
     optim: Literal["adam", "muon", "pion"] | None = None
-    """Optimizer of the hidden matrices (unset: muon with --use-muon, else adam)."""
-    use_muon: bool = False
-    """Same as --optim muon."""
+    """Optimizer of the hidden matrices (unset: adam, which trains everything)."""
     muon_lr: NonNegative = 0.02
     """Learning rate of Muon or Pion: the spectral norm of a step."""
     aux_adam_lr: NonNegative = 8e-3
-    """Adam's learning rate for what Muon or Pion leave: embeddings, norms, biases, heads."""
+    """Adam's learning rate for the rest: embeddings, norms, biases and heads."""
     muon_momentum: Fraction = 0.95
     """Momentum of Muon and Pion."""
     muon_nesterov: bool = True
@@ -152,7 +150,7 @@ class SnakeConfig(Config):
 
     @property
     def rule(self) -> str:
-        return self.optim or ("muon" if self.use_muon else "adam")
+        return self.optim or "adam"
 
     @property
     def batch_size(self) -> int:
@@ -193,9 +191,6 @@ class SnakeConfig(Config):
 
         if self.kl_coef and self.pretrained_model is None:
             self.refuse("kl_coef", "needs a --pretrained-model")
-
-        if self.use_muon and self.optim not in (None, "muon"):
-            self.refuse("optim", "contradicts --use-muon: leave one out")
 
         try:
             self.cutoff  # noqa: B018

@@ -106,7 +106,7 @@ class PlanConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig(Config):
-    """Talk to a trained model, beside the model it started from with --compare."""
+    """Chat with a trained model; --compare also asks the model that it started from."""
 
     model: str = setting("runs/last", positional=True)
     """A run folder, a checkpoint, a model folder, or a model's name."""
@@ -130,7 +130,7 @@ class ChatConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Config):
-    """Write a run's model as a folder for from_pretrained, with a card of the run's evidence."""
+    """Export a run's model as a folder for from_pretrained, with a model card."""
 
     model: str = setting("runs/last", positional=True)
     """A run folder, or one of its checkpoints."""
@@ -190,7 +190,7 @@ class WatchConfig(Config):
     out: Path | None = None
     """Also write the diagnosis and its events to this JSON file."""
     alerts: tuple[str, ...] = ()
-    """Where to send what is found: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC or
+    """Where to send alerts: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC or
     command:PROGRAM; addresses come from environment variables."""
     price: Positive | None = None
     """Dollars per hour of the machine, for the alerts."""
@@ -227,7 +227,7 @@ class ReportConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardCheckConfig(Config):
-    """Call a reward on gold answers and on cheats: which of them earn?"""
+    """Check a reward before training: do gold answers earn, and do cheats?"""
 
     rewards: tuple[str, ...] = setting(("two_part",), positional=True)
     """Parts of the reward: names, or your own file.py:name or module:name."""
@@ -273,17 +273,17 @@ class CompareConfig(Config):
     extend: Natural = 2
     """Extra rates for a contender whose best rate is the smallest or largest tried."""
     set: tuple[str, ...] = ()
-    """Recipe settings to change in every cell, such as steps=20 rollout.prompts=8."""
+    """Settings of the recipe to change in every cell, such as steps=20 batch=8."""
     seed: Seed = 0
-    """First seed: searches use it, finals the ones after."""
+    """First seed. The search uses it, the final runs those after it."""
     workers: Count | None = None
     """Cells run in parallel (unset: one per GPU, or per core without one)."""
     threads: Count = 1
     """CPU threads per cell."""
     on: str | None = None
-    """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
+    """Run the cells on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
     gpus: Positive = 1.0
-    """GPUs of each on a Ray cluster; a fraction shares one."""
+    """GPUs per cell on a Ray cluster; with 0.5 two cells share one."""
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
     trust: bool = False
@@ -293,8 +293,11 @@ class CompareConfig(Config):
 
     def check_fields(self) -> None:
         for name in ("optims", "objectives"):
-            if len(set_of := {*getattr(self, name)}) < len(getattr(self, name)):
-                self.refuse(name, f"has duplicates: give {', '.join(sorted(set_of))} once each")
+            given = getattr(self, name)
+            distinct = sorted(set(given))
+            if len(distinct) < len(given):
+                self.refuse(name, f"has duplicates: give {', '.join(distinct)} once each")
+
         check_place(self, self.on)
 
 
@@ -307,8 +310,8 @@ class SweepConfig(Config):
     file: str = setting(positional=True)
     """A W&B sweep file (YAML or JSON), or a recipe as in mesotron compare together with --space."""
     space: tuple[str, ...] = ()
-    """Ranges of flags beside the file's: optim.lr=1e-5..1e-3 optim.name=muon,pion seed=0..9.
-    Positive ranges of a decade or more are sampled in log space."""
+    """Ranges of flags, in addition to the file's: lr=1e-5..1e-3 optim=muon,pion seed=0..9. Positive
+    ranges of a decade or more are sampled in log space."""
     metric: str | None = None
     """Metric of metrics.jsonl or result.json (unset: the file's, or the run's own score)."""
     goal: Literal["maximize", "minimize"] | None = None
@@ -320,9 +323,9 @@ class SweepConfig(Config):
     threads: Count = 1
     """CPU threads per trial."""
     on: str | None = None
-    """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
+    """Run the trials on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
     gpus: Positive = 1.0
-    """GPUs of each on a Ray cluster; a fraction shares one."""
+    """GPUs per trial on a Ray cluster; with 0.5 two trials share one."""
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
     every: Positive = 2.0

@@ -112,7 +112,7 @@ class ModelConfig(Config, prefix="model."):
     lora_alpha: Positive = 32.0
     """LoRA's scale: the update is multiplied by alpha / rank."""
     load: Literal["full", "4bit", "8bit"] = "full"
-    """Round the frozen weights below LoRA to 4 bits (NF4, QLoRA) or 8: less memory, slower."""
+    """Quantize the frozen weights under LoRA to 4 bits (NF4) or 8: less memory, slower."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 
@@ -291,7 +291,7 @@ class ObjectiveConfig(Config, prefix="objective."):
     entropy_filter: NonNegative | Literal["off"] = 0.75
     """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
     dynamic_sampling: Literal["off", "skip", "drop", "resample"] = "off"
-    """Groups of equal rewards: make no step if all are (skip), drop them, or resample."""
+    """Groups of equal rewards: skip the step if all are equal, drop them, or resample."""
     dynamic_tolerance: NonNegative = 1e-6
     """Rewards closer than this count as equal."""
     dynamic_max_rounds: Count = 3
@@ -299,7 +299,8 @@ class ObjectiveConfig(Config, prefix="objective."):
     dynamic_oversample: Annotated[float, Bounds(ge=1, le=100)] = 1.0
     """Prompts of the first round per prompt that trains, when resampling."""
     dynamic_choice: Literal["first", "widest"] = "first"
-    """Which groups train if more have a signal than fit: the first, or the widest in rewards."""
+    """Which groups train when more than enough have a signal: the first, or those whose rewards
+    differ most."""
 
     def check_fields(self) -> None:
         self._check_resampling()
@@ -409,7 +410,7 @@ class RunWatchConfig(Config, prefix="watch."):
     tries: Count = 3
     """Rollbacks before --guard rollback gives up."""
     precision: Share = 0.95
-    """The guard acts only on alarms that are at least as likely to be right; others warn."""
+    """The guard acts only on alarms with at least this chance of being right; the rest warn."""
     detectors: Path | None = None
     """TOML file with detectors of your own."""
     snr_every: Natural = 0
@@ -474,11 +475,11 @@ class LanguageRunConfig(Config):
     keep: Count = 2
     """Checkpoints to keep."""
     budget: Positive | None = setting(None, on_resume=True)
-    """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
+    """Save and stop the run before it costs more dollars than this. Needs --price or --gpu."""
     price: Positive | None = setting(None, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
     gpu: GpuName | None = setting(None, on_resume=True)
-    """Take the price from the table of typical ones."""
+    """Use the typical price of this GPU."""
     time_limit: str | None = setting(None, on_resume=True)
     """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
     device: Device = setting("auto", on_resume=True)
@@ -515,8 +516,8 @@ class TrainConfig(LanguageRunConfig):
     eval_every: Natural = 0
     """Evaluate every N steps (0: only before and after)."""
     average: Fraction = 0.0
-    """Decay of an average of the weights (a plain mean at first) that is evaluated, and replaces
-    them after the last step (0: none)."""
+    """Decay of an average of the weights (0: none). The average is evaluated, and replaces the
+    weights after the last step."""
     guard: GuardName = "warn"
     """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
     watch: RunWatchConfig = RunWatchConfig()

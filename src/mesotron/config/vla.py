@@ -158,7 +158,7 @@ class VlaTrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class VlaEvalConfig(Config):
-    """Evaluate a policy in its world: success per task, with a wrong instruction and the expert."""
+    """Evaluate a policy in its world: success by task, also with wrong instructions."""
 
     run: Path = setting(Path("runs/last"), positional=True)
     """A run of mesotron vla train, or one of its checkpoints."""
