@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 LENGTH = 256  # tokens of a block
-_ROWS = 8  # blocks in memory at once
+ROWS = 8  # blocks in memory at once
 
 
 def read_text(path: str | Path | None = None) -> str:
@@ -38,24 +39,36 @@ def text_blocks(tokenizer: Any, text: str, length: int = LENGTH) -> Tensor:
     if length < 2:
         raise ValueError(f"the text has {len(ids)} tokens: the likelihood needs at least two")
 
-    return torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    num_blocks = len(ids) // length
+    kept = torch.tensor(ids[: num_blocks * length])
+    return kept.view(num_blocks, length)
 
 
 @torch.no_grad()
 def text_nll(model: Any, blocks: Tensor) -> float:
-    """Mean negative log-likelihood of a token given those before it in its block, in nats."""
+    """Mean negative log-likelihood of a token given those before it in its block, in nats.
+
+    Legend: R blocks at once, L tokens each, V tokens in the vocabulary.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
 
     total = torch.zeros((), dtype=torch.float64)
-    for rows in blocks.split(_ROWS):
-        rows = rows.to(device)
-        logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"
+    for rows in blocks.split(ROWS):
+        ids = rows.to(device)  # [R, L]
+        output = model(input_ids=ids, use_cache=False)
+
+        logits = output.logits[:, :-1].float()  # [R, L - 1, V], of the next token
+        targets = ids[:, 1:]
+        loss = cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            reduction="sum",
         )
         total += loss.double().cpu()
 
     model.train(was_training)
-    return total.item() / (blocks.shape[0] * (blocks.shape[1] - 1))
+
+    num_blocks, length = blocks.shape
+    return total.item() / (num_blocks * (length - 1))

@@ -24,16 +24,25 @@ def effective_rank(X: Tensor) -> dict[str, float]:
     if X.dim() < 2:
         raise ValueError(f"shape {tuple(X.shape)} is not a matrix: give at least two dimensions")
 
-    sigma = torch.linalg.svdvals(X.detach().double().reshape(-1, *X.shape[-2:]))
+    m, n = X.shape[-2:]
+    matrices = X.detach().double().reshape(-1, m, n)
+    sigma = torch.linalg.svdvals(matrices)  # [matrices, min(m, n)]
     num_matrices = len(sigma)
-    sigma = sigma[sigma.sum(dim=1) > 0]
-    p = sigma / sigma.sum(dim=1, keepdim=True)
-    effective = torch.exp(-torch.xlogy(p, p).sum(dim=1))  # 0 log 0 is 0
-    stable = (sigma / sigma.amax(dim=1, keepdim=True)).square().sum(dim=1)
+
+    total = sigma.sum(dim=1, keepdim=True)
+    is_nonzero = total[:, 0] > 0
+    sigma = sigma[is_nonzero]
+
+    p = sigma / total[is_nonzero]
+    entropy = -torch.xlogy(p, p).sum(dim=1)  # 0 log 0 is 0
+    effective_ranks = torch.exp(entropy)
+
+    largest = sigma.amax(dim=1, keepdim=True)
+    stable_ranks = (sigma / largest).square().sum(dim=1)
 
     return {
-        "gradient/effective_rank": float(effective.sum()) / num_matrices,
-        "gradient/stable_rank": float(stable.sum()) / num_matrices,
+        "gradient/effective_rank": float(effective_ranks.sum()) / num_matrices,
+        "gradient/stable_rank": float(stable_ranks.sum()) / num_matrices,
     }
 
 
@@ -51,8 +60,14 @@ def gradient_snr(parts: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> dict[s
         {'gradient/signal': 0.75, 'gradient/noise': 0.5, 'gradient/snr': 1.5}
     """
     lists = [[part] if isinstance(part, Tensor) else list(part) for part in parts]
-    total = [torch.stack([t.double() for t in tensors]).sum(dim=0) for tensors in zip(*lists)]
-    return snr_from_norms([squared_norm(part) for part in lists], squared_norm(total))
+    norms = [squared_norm(part) for part in lists]
+
+    total = []
+    for tensors in zip(*lists):  # of one parameter, from each part
+        stacked = torch.stack([t.double() for t in tensors])
+        total.append(stacked.sum(dim=0))
+
+    return snr_from_norms(norms, squared_norm(total))
 
 
 def snr_from_norms(squared_norms: Sequence[float], squared_norm_of_sum: float) -> dict[str, float]:
@@ -71,12 +86,17 @@ def snr_from_norms(squared_norms: Sequence[float], squared_norm_of_sum: float) -
         raise ValueError(f"{K} part has no spread: split the batch into 2 or more")
 
     own = sum(squared_norms)
+    num_pairs = K * (K - 1)
 
     # The mean inner product of two different parts: their own noise is not in it.
-    signal = (squared_norm_of_sum - own) / (K * (K - 1))
-    noise = max((own - squared_norm_of_sum / K) / (K - 1), 0.0)
-    floor = 1e-12 * own / K  # identical parts have no noise but rounding errors
-    ratio = signal / max(noise, floor) if own else 0.0
+    signal = (squared_norm_of_sum - own) / num_pairs
+    noise = (own - squared_norm_of_sum / K) / (K - 1)
+    noise = max(noise, 0.0)
+
+    ratio = 0.0
+    if own:
+        floor = 1e-12 * own / K  # identical parts have no noise but rounding errors
+        ratio = signal / max(noise, floor)
 
     return {
         "gradient/signal": signal,
@@ -101,7 +121,8 @@ def head_heterogeneity(weight: Tensor, num_heads: int) -> dict[str, float]:
     if num_heads < 1 or weight.dim() != 2 or weight.shape[0] % num_heads:
         raise ValueError(f"{num_heads} heads do not divide the rows of {tuple(weight.shape)}")
 
-    norms = weight.detach().double().reshape(num_heads, -1).norm(dim=1)
+    heads = weight.detach().double().reshape(num_heads, -1)  # [heads, head_size * n]
+    norms = heads.norm(dim=1)
     spread = float(norms.std(correction=0))
     mean = float(norms.mean())
 
@@ -112,4 +133,6 @@ def head_heterogeneity(weight: Tensor, num_heads: int) -> dict[str, float]:
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
-    return float(sum(t.detach().double().square().sum() for t in tensors))
+    """||.||^2 of all the tensors together."""
+    squares = [t.detach().double().square().sum() for t in tensors]
+    return float(sum(squares))

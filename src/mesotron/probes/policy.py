@@ -7,9 +7,28 @@ Legend: B completions of up to T tokens; `mask` is 1 on their tokens. Logarithms
 every probe is 0 without tokens.
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+QUARTILES = (
+    "entropy/trajectory_q1",
+    "entropy/trajectory_q2",
+    "entropy/trajectory_q3",
+    "entropy/token_q1",
+    "entropy/token_q2",
+    "entropy/token_q3",
+)
+EXTREMES = (
+    "ratio/log_min",
+    "ratio/log_max",
+)
+CLIPPED = (
+    "ratio/clipped_low",
+    "ratio/clipped_high",
+)
 # torch.quantile refuses more elements than this.
 QUANTILE_LIMIT = 2**24
 
@@ -21,9 +40,11 @@ def trajectory_entropy(entropies: Tensor, mask: Tensor) -> Tensor:
         >>> trajectory_entropy(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
         tensor([2.])
     """
-    inside = _inside(entropies, mask)
-    total = torch.where(inside, entropies.float(), 0.0).sum(dim=1)
-    return total / inside.sum(dim=1).clamp_min(1)
+    inside = _inside(entropies, mask)  # [B, T]
+    counted = torch.where(inside, entropies.float(), 0.0)
+    num_tokens = inside.sum(dim=1).clamp_min(1)
+
+    return counted.sum(dim=1) / num_tokens
 
 
 def entropy_quartiles(entropies: Tensor, mask: Tensor) -> dict[str, float]:
@@ -35,18 +56,20 @@ def entropy_quartiles(entropies: Tensor, mask: Tensor) -> dict[str, float]:
         entropy/trajectory_q1, _q2, _q3 over completions with tokens and entropy/token_q1, _q2, _q3
         over tokens (every k-th one where there are more than 16 million).
     """
-    inside = _inside(entropies, mask)
-    names = [f"entropy/{kind}_q{k}" for kind in ("trajectory", "token") for k in (1, 2, 3)]
-    tokens = entropies[inside].float()
+    inside = _inside(entropies, mask)  # [B, T]
+    tokens = entropies[inside].float()  # [number of tokens]
     if not tokens.numel():
-        return dict.fromkeys(names, 0.0)
+        return dict.fromkeys(QUARTILES, 0.0)
 
-    trajectories = trajectory_entropy(entropies, mask)[inside.any(dim=1)]
+    has_tokens = inside.any(dim=1)
+    trajectories = trajectory_entropy(entropies, mask)[has_tokens]
+    stride = math.ceil(tokens.numel() / QUANTILE_LIMIT)
+
     levels = torch.tensor((0.25, 0.5, 0.75), device=tokens.device)
-    stride = -(-tokens.numel() // QUANTILE_LIMIT)
-    quartiles = [torch.quantile(trajectories, levels), torch.quantile(tokens[::stride], levels)]
+    of_trajectories = torch.quantile(trajectories, levels)
+    of_tokens = torch.quantile(tokens[::stride], levels)
 
-    return dict(zip(names, torch.cat(quartiles).tolist(), strict=True))
+    return _named(QUARTILES, torch.cat([of_trajectories, of_tokens]))
 
 
 def log_ratio_extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
@@ -56,16 +79,22 @@ def log_ratio_extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
         >>> log_ratio_extremes(torch.tensor([[0.25, -0.5, 9.0]]), torch.tensor([[1, 1, 0]]))
         {'ratio/log_min': -0.5, 'ratio/log_max': 0.25}
     """
-    inside = _inside(log_ratio, mask)
-    low = torch.where(inside, log_ratio.float(), torch.inf).amin()
-    high = torch.where(inside, log_ratio.float(), -torch.inf).amax()
-    ends = torch.where(inside.any(), torch.stack([low, high]), 0.0)
+    inside = _inside(log_ratio, mask)  # [B, T]
+    values = log_ratio.float()
+    low = torch.where(inside, values, torch.inf).amin()
+    high = torch.where(inside, values, -torch.inf).amax()
 
-    return dict(zip(("ratio/log_min", "ratio/log_max"), ends.tolist(), strict=True))
+    extremes = torch.stack([low, high])
+    extremes = torch.where(inside.any(), extremes, 0.0)
+    return _named(EXTREMES, extremes)
 
 
 def clip_fractions(
-    log_ratio: Tensor, mask: Tensor, advantages: Tensor, low: float, high: float
+    log_ratio: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    low: float,
+    high: float,
 ) -> dict[str, float]:
     """Shares of tokens without gradient because of the clip.
 
@@ -82,13 +111,20 @@ def clip_fractions(
         >>> clip_fractions(ratio, torch.ones(1, 2), torch.tensor([1.0]), -0.2, 0.2)
         {'ratio/clipped_low': 0.0, 'ratio/clipped_high': 0.5}
     """
-    inside = _inside(log_ratio, mask)
-    sign = advantages if advantages.dim() == 2 else advantages[:, None]
-    below = inside & (log_ratio < low) & (sign < 0)
-    above = inside & (log_ratio > high) & (sign > 0)
-    shares = torch.stack([below.sum(), above.sum()]) / inside.sum().clamp_min(1)
+    inside = _inside(log_ratio, mask)  # [B, T]
+    if advantages.dim() == 1:
+        advantages = advantages[:, None]  # [B, 1]
 
-    return dict(zip(("ratio/clipped_low", "ratio/clipped_high"), shares.tolist(), strict=True))
+    is_below = (log_ratio < low) & (advantages < 0)
+    is_above = (log_ratio > high) & (advantages > 0)
+    clipped = [
+        (inside & is_below).sum(),
+        (inside & is_above).sum(),
+    ]
+
+    num_tokens = inside.sum().clamp_min(1)
+    shares = torch.stack(clipped) / num_tokens
+    return _named(CLIPPED, shares)
 
 
 def kl_to_start(logprobs: Tensor, start_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
@@ -97,12 +133,22 @@ def kl_to_start(logprobs: Tensor, start_logprobs: Tensor, mask: Tensor) -> dict[
     Schulman's k3 estimator exp(d) - 1 - d with d = log start - log pi, [B, T], on tokens that pi
     sampled: unbiased and never negative.
     """
-    inside = _inside(logprobs, mask)
-    d = torch.where(inside, start_logprobs.float() - logprobs.float(), 0.0)
-    return {"kl/start": float((d.expm1() - d).sum() / inside.sum().clamp_min(1))}
+    inside = _inside(logprobs, mask)  # [B, T]
+    d = start_logprobs.float() - logprobs.float()
+    d = torch.where(inside, d, 0.0)
+
+    total = (d.expm1() - d).sum()
+    num_tokens = inside.sum().clamp_min(1)
+    return {"kl/start": float(total / num_tokens)}
+
+
+def _named(names: Sequence[str], values: Tensor) -> dict[str, float]:
+    """The numbers of a tensor by name; this waits for the device."""
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def _inside(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, T], whether a token counts."""
     if values.shape != mask.shape:
         raise ValueError(f"mask {tuple(mask.shape)} and values {tuple(values.shape)} must match")
     return mask != 0

@@ -35,27 +35,27 @@ def group_signal(
         >>> found["groups/zero_signal"], found["groups/mixed"], found["groups/all_wrong"]
         (0.5, 0.5, 0.5)
     """
-    table = _scored(rewards)
-    out = {
+    table = _scored(rewards)  # [P, G]
+    signal = {
         "groups/zero_signal": float(_are_equal(table, tolerance).mean()),
         "groups/spread": float(_spread(table).mean()),
         "groups/unscored": float(1 - table.count() / table.size),
     }
-
     if right is None:
-        return out
+        return signal
 
     correct = _table(right, "right").astype(bool)
     if correct.shape != table.shape:
         raise ValueError(f"right has shape {correct.shape}, rewards {table.shape}: they must match")
 
-    every = correct.all(axis=1)
-    some = correct.any(axis=1)
+    is_all_right = correct.all(axis=1)  # [P]
+    is_all_wrong = ~correct.any(axis=1)
+    is_mixed = ~(is_all_right | is_all_wrong)
 
-    return out | {
-        "groups/all_right": float(every.mean()),
-        "groups/all_wrong": float((~some).mean()),
-        "groups/mixed": float((some & ~every).mean()),
+    return signal | {
+        "groups/all_right": float(is_all_right.mean()),
+        "groups/all_wrong": float(is_all_wrong.mean()),
+        "groups/mixed": float(is_mixed.mean()),
     }
 
 
@@ -66,29 +66,40 @@ def group_spreads(rewards: Any, tolerance: float = 1e-6) -> np.ndarray:
         >>> group_spreads([[1.0, 0.0], [0.1, 0.1 + 1e-8]]).tolist()
         [0.5, 0.0]
     """
-    table = _scored(rewards)
-    # A square may underflow; a signal must not become 0.
-    spread = np.maximum(_spread(table), np.finfo(np.float64).tiny)
+    table = _scored(rewards)  # [P, G]
+    tiny = np.finfo(np.float64).tiny
+    spread = np.maximum(_spread(table), tiny)  # a square may underflow; a signal must not become 0
+
     return np.where(_are_equal(table, tolerance), 0.0, spread)
 
 
 def _scored(rewards: Any) -> np.ma.MaskedArray:
+    """[P, G], masked where a completion was not scored."""
     table = _table(rewards, "rewards").astype(np.float64)
     return np.ma.masked_array(table, np.isnan(table))
 
 
 def _spread(table: np.ma.MaskedArray) -> np.ndarray:
-    count = np.maximum(table.count(axis=1), 1)  # `table.std` takes infinity for missing
+    """[P] standard deviations; `table.std` takes infinity for missing."""
+    count = np.maximum(table.count(axis=1), 1)
     mean = table.filled(0).sum(axis=1) / count
-    return np.sqrt(((table - mean[:, None]).filled(0) ** 2).sum(axis=1) / count)
+
+    deviations = (table - mean[:, None]).filled(0)  # [P, G]
+    variance = (deviations**2).sum(axis=1) / count
+    return np.sqrt(variance)
 
 
 def _are_equal(table: np.ma.MaskedArray, tolerance: float) -> np.ndarray:
-    return (table.max(axis=1) - table.min(axis=1)).filled(0) <= tolerance
+    """[P], whether the rewards of a group are equal."""
+    width = table.max(axis=1) - table.min(axis=1)
+    return width.filled(0) <= tolerance
 
 
 def _table(values: Any, name: str) -> np.ndarray:
-    table = np.asarray(values.detach().cpu().float() if isinstance(values, Tensor) else values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().float()
+
+    table = np.asarray(values)
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"{name} has shape {table.shape}: give [prompts, completions]")
     return table
@@ -107,18 +118,23 @@ def answer_diversity(groups: Sequence[Sequence[str | None]]) -> dict[str, float]
         answers/distinct_in_group (mean over prompts with an answer) and answers/top_share (1 if
         there is one answer for all); 0 if no answer was found.
     """
-    counts = [Counter(answer for answer in group if answer is not None) for group in groups]
-    counts = [count for count in counts if count]
-
     votes: defaultdict[str, float] = defaultdict(float)
-    for count in counts:
-        for answer, number in count.items():
-            votes[answer] += number / count.total()
+    num_answered = 0
+    num_distinct = 0
+    for group in groups:
+        counts = Counter(answer for answer in group if answer is not None)
+        if not counts:
+            continue
 
-    prompts = max(len(counts), 1)
+        num_answered += 1
+        num_distinct += len(counts)
+        for answer, number in counts.items():
+            votes[answer] += number / counts.total()
+
+    num_prompts = max(num_answered, 1)
     return {
-        "answers/distinct_in_group": sum(map(len, counts)) / prompts,
-        "answers/top_share": max(votes.values(), default=0.0) / prompts,
+        "answers/distinct_in_group": num_distinct / num_prompts,
+        "answers/top_share": max(votes.values(), default=0.0) / num_prompts,
     }
 
 
@@ -136,44 +152,58 @@ def repetition(completion_ids: Sequence[Sequence[int]], n: int = 4) -> dict[str,
     if n < 1:
         raise ValueError(f"n = {n} must be at least 1")
 
-    sizes = np.array([len(ids) for ids in completion_ids], dtype=np.int64)
+    sizes = np.array([len(ids) for ids in completion_ids], dtype=np.int64)  # [B]
     if not len(sizes) or sizes.max() <= n:
         return {"completions/repetition": 0.0}
 
     tokens = np.fromiter(chain.from_iterable(completion_ids), np.int64, count=sizes.sum())
-    owner = np.repeat(np.arange(len(sizes)), sizes)
+    owner = np.repeat(np.arange(len(sizes)), sizes)  # the completion of each token
+    grams = number_ngrams(tokens, owner, n)
 
-    # Number the n-grams exactly, without a hash: a (k+1)-gram is the pair (number of its k-gram,
-    # next token), renumbered at each k so that it fits into 64 bits.
+    # An n-gram must not reach into the next completion.
+    first_owner = owner[: len(grams)]
+    is_whole = first_owner == owner[n - 1 :]
+    grams = grams[is_whole]
+    first_owner = first_owner[is_whole]
+
+    first = np.unique(grams, return_index=True)[1]  # each number belongs to one completion
+    num_distinct = np.bincount(first_owner[first], minlength=len(sizes))
+
+    num_grams = np.maximum(sizes - n + 1, 1)
+    shares = np.where(sizes > n, 1 - num_distinct / num_grams, 0.0)  # [B]
+    return {"completions/repetition": float(shares.mean())}
+
+
+def number_ngrams(tokens: np.ndarray, owner: np.ndarray, n: int) -> np.ndarray:
+    """The same number for equal n-grams of one completion, exactly, without a hash.
+
+    A (k+1)-gram is the pair (number of its k-gram, next token), renumbered at each k so that it
+    fits into 64 bits.
+    """
     width = int(tokens.max()) + 1
     grams = owner * width + tokens
     for k in range(1, n):
-        grams = np.unique(grams[:-1], return_inverse=True)[1] * width + tokens[k:]
+        numbers = np.unique(grams[:-1], return_inverse=True)[1]
+        grams = numbers * width + tokens[k:]
 
-    inside = owner[: len(grams)]
-    whole = inside == owner[n - 1 :]  # an n-gram must not reach into the next completion
-    grams = grams[whole]
-    inside = inside[whole]
-    first = np.unique(grams, return_index=True)[1]  # each number belongs to one completion
-    distinct = np.bincount(inside[first], minlength=len(sizes))
-    share = np.where(sizes > n, 1 - distinct / np.maximum(sizes - n + 1, 1), 0.0)
-
-    return {"completions/repetition": float(share.mean())}
+    return grams
 
 
 def lengths(
     completion_ids: Sequence[Sequence[int]], truncated: Sequence[bool] | None = None
 ) -> dict[str, float]:
     """completions/{mean,min,max}_length in tokens and the truncated share, clipped_ratio."""
-    if not (sizes := [len(ids) for ids in completion_ids]):
+    sizes = [len(ids) for ids in completion_ids]
+    if not sizes:
         raise ValueError("there are no completions: give at least one")
 
-    out = {
+    named = {
         "completions/mean_length": sum(sizes) / len(sizes),
         "completions/min_length": float(min(sizes)),
         "completions/max_length": float(max(sizes)),
     }
     if truncated is not None:
-        out["completions/clipped_ratio"] = sum(map(bool, truncated)) / len(sizes)
+        num_truncated = sum(map(bool, truncated))
+        named["completions/clipped_ratio"] = num_truncated / len(sizes)
 
-    return out
+    return named
