@@ -179,9 +179,10 @@ def _read_detector(table: dict[str, Any], symptoms: Mapping[str, Symptom]) -> De
 
 
 def _read_cases(cases: Sequence[Any], symptoms: Mapping[str, Symptom]) -> tuple[Case, ...]:
-    read = []
+    read: list[Case] = []
     for case in cases:
-        read.append(tuple(_named(symptom, Symptom, symptoms) for symptom in case))
+        parts = [_named(symptom, Symptom, symptoms) for symptom in case]
+        read.append(tuple(parts))
 
     return tuple(read)
 
@@ -193,7 +194,11 @@ def _named(value: Any, kind: type[T], names: Mapping[str, T]) -> T:
             raise ValueError(f"{value!r} is not one of {', '.join(names)}")
         return names[value]
 
-    fields = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
+    fields = dict(value)
+    for key, item in value.items():
+        if isinstance(item, list):
+            fields[key] = tuple(item)
+
     return from_plain(kind, fields, f"a {kind.__name__.lower()}")
 
 
@@ -203,8 +208,13 @@ DETECTORS = _read(Path(__file__).with_suffix(".toml"), _SYMPTOMS)
 
 def with_own(own: Sequence[Detector]) -> tuple[Detector, ...]:
     """The user's detectors, before ours; one with the name of ours replaces it."""
+    detectors = list(own)
     names = {detector.name for detector in own}
-    return (*own, *(detector for detector in DETECTORS if detector.name not in names))
+    for detector in DETECTORS:
+        if detector.name not in names:
+            detectors.append(detector)
+
+    return tuple(detectors)
 
 
 def explain(name: str, detectors: Sequence[Detector] = DETECTORS) -> str:
@@ -214,11 +224,14 @@ def explain(name: str, detectors: Sequence[Detector] = DETECTORS) -> str:
         raise ValueError(f"{name!r} is not a detector: choose one of {', '.join(by_name)}")
 
     detector = by_name[name]
+    lines = [f"{name}: {detector.diagnosis}"]
+    for case in detector.cases:
+        lines.append(f"  warns if {_rule_text(case)}")
+    for case in detector.fatal:
+        lines.append(f"  stops in that case also if {_rule_text(case)}")
+
     changes = [f"{change.field} {change.act} {change.value}" for change in detector.changes]
-    lines = [
-        f"{name}: {detector.diagnosis}",
-        *(f"  warns if {_rule_text(case)}" for case in detector.cases),
-        *(f"  stops in that case also if {_rule_text(case)}" for case in detector.fatal),
+    lines += [
         *_record_lines(detector),
         f"remedy: {detector.remedy}",
         f"automatic: {', '.join(changes) or 'nothing'}",

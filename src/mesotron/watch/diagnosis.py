@@ -225,8 +225,14 @@ def diagnose(
 
 
 def harmful_events(events: Sequence[Event], engine: Engine) -> list[Event]:
-    harmless = {detector.name for detector in engine.detectors if detector.harmless}
-    return [event for event in events if event.detector not in harmless]
+    by_name = {detector.name: detector for detector in engine.detectors}
+    harmful = []
+    for event in events:
+        detector = by_name.get(event.detector)
+        if detector is None or not detector.harmless:
+            harmful.append(event)
+
+    return harmful
 
 
 def find_cause(
@@ -341,11 +347,16 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Eve
     """Events up to a few rows after the stop that is still in force, or of evaluations up to the
     second one, since that is how long their detectors wait."""
     death = _step_of_death(events)
-    later = [row for row in rows if row["step"] > death]
-    evaluations = [row for row in later if any(map(is_sparse, canonical(row)))]
+    later: list[float] = []
+    evaluations: list[float] = []
+    for row in rows:
+        if row["step"] > death:
+            later.append(row["step"])
+            if any(map(is_sparse, canonical(row))):
+                evaluations.append(row["step"])
 
-    last = _last_step(later[:TOGETHER], death)
-    last_evaluation = _last_step(evaluations[:EVALUATIONS], death)
+    last = max([death, *later[:TOGETHER]])
+    last_evaluation = max([death, *evaluations[:EVALUATIONS]])
     of_evaluations = {event.detector for event in events if _reads_evaluations(event)}
 
     near = []
@@ -376,10 +387,6 @@ def _step_of_death(events: Sequence[Event]) -> int:
     return death
 
 
-def _last_step(rows: Sequence[Row], default: int) -> float:
-    return max([default, *(row["step"] for row in rows)])
-
-
 def _reads_evaluations(event: Event) -> bool:
     return any(is_sparse(item.metric) for item in event.evidence)
 
@@ -391,9 +398,11 @@ def date_damage(rows: Sequence[Row], onset: int, first: int) -> tuple[int, int]:
     if not curve or 1 - curve[-1][1] < LOST:
         return onset, max(onset, first)
 
-    damaged = max(step for step, value in curve if value >= 1 - DAMAGED)
-    useful = max(step for step, value in curve if value >= 1 - USEFUL)
-    return damaged, useful
+    return _last_above(curve, 1 - DAMAGED), _last_above(curve, 1 - USEFUL)
+
+
+def _last_above(curve: Sequence[tuple[int, float]], share: float) -> int:
+    return max(step for step, value in curve if value >= share)
 
 
 def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
@@ -436,10 +445,14 @@ def _running_mean(values: Sequence[float], width: int) -> list[float]:
 
 def _cost_after(rows: Sequence[Row], step: int) -> tuple[float, str]:
     """Share of the cost after a step, and its unit: seconds if logged, else tokens, else steps."""
+    total = 0.0
+    after = 0.0
     times = _series(rows, "step_time")
-    total = sum(seconds for _, seconds in times)
+    for at, seconds in times:
+        total += seconds
+        after += seconds if at > step else 0.0
+
     if len(times) * 2 > len(rows) and total > 0:
-        after = sum(seconds for at, seconds in times if at > step)
         return after / total, "time"
 
     share = _share_after(_series(rows, "tokens"), step)

@@ -96,18 +96,17 @@ class Engine:
         self.settings = settings or WatchSettings()
         self.detectors = tuple(detectors)
         self.tracks: dict[str, Track] = {}
-        self.counts = {detector.name: Counts.of(detector) for detector in detectors}
+        self.counts: dict[str, Counts] = {}
         self.step = -1
+        self._triggers: dict[str, list[set[str]]] = {}
+        self._own_names: list[str] = []  # of the user's detectors
 
-        names: dict[str, None] = {}
         for detector in self.detectors:
-            names |= dict.fromkeys(detector.metrics)
-
-        self._own_names = [name for name in names if name not in METRICS]
-        self._triggers = {
-            detector.name: [trigger_of(case) for case in detector.cases]
-            for detector in self.detectors
-        }
+            self.counts[detector.name] = Counts.of(detector)
+            self._triggers[detector.name] = [trigger_of(case) for case in detector.cases]
+            for name in detector.metrics:
+                if name not in METRICS and name not in self._own_names:
+                    self._own_names.append(name)
 
     # One row
 
@@ -152,10 +151,7 @@ class Engine:
     # Numbers that follow from others
 
     def _with_derived(self, values: Row) -> Row:
-        broken = sum(not is_finite(values[name]) for name in MUST_BE_FINITE & values.keys())
-        skipped = values.get("skipped", 0.0) > 0
-        derived = values | {"nonfinite": float(broken + skipped)}
-
+        derived = values | {"nonfinite": self._num_not_finite(values)}
         if "zero_signal" not in values and "reward" in values:
             derived["zero_signal"] = float(self._is_silent(values))
         if derived.get("zero_signal", 0.0) >= SILENT:
@@ -170,6 +166,14 @@ class Engine:
             derived["greedy_gap"] = gap
 
         return derived
+
+    def _num_not_finite(self, values: Mapping[str, float]) -> float:
+        num = float(values.get("skipped", 0.0) > 0)
+        for name in MUST_BE_FINITE & values.keys():
+            if not is_finite(values[name]):
+                num += 1
+
+        return num
 
     def _is_silent(self, values: Mapping[str, float]) -> bool:
         """Whether a batch had no signal, in a log without the share of such groups."""
@@ -298,11 +302,17 @@ class Engine:
             return []
 
         # Where longer windows still remember it, a stop becomes a warning first.
-        left = next((case for case, num in zip(detector.cases, count.present) if num), ())
+        left: Case = ()
+        for case, num_present in zip(detector.cases, count.present):
+            if num_present:
+                left = case
+                break
+
         count.severity = "warn" if left else "clear"
         count.quiet = 0
+        scale = self._scale_of(left, WARN) or 0
 
-        return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
+        return [self._event(detector, left, scale)]
 
     def _scale_of(self, case: Case, caution: float) -> int | None:
         """The window in which all symptoms of a case are present, if there is one."""
@@ -411,7 +421,12 @@ class Engine:
 
     def active(self) -> dict[str, Severity]:
         """Detectors whose warning or stop is not cleared -> severity."""
-        return {name: c.severity for name, c in self.counts.items() if c.severity != "clear"}
+        active: dict[str, Severity] = {}
+        for name, count in self.counts.items():
+            if count.severity != "clear":
+                active[name] = count.severity
+
+        return active
 
     def unhealthy_since(self) -> int | None:
         """The earliest onset of an active harmful detector; None in a healthy run."""
@@ -516,11 +531,13 @@ class Monitor:
         if not self.judged:
             self.judged = {*scores, *sets}
 
-        other = {key for key in scores if key not in self.judged}
-        if sets - self.judged:
-            other = set(scores)
+        is_other = bool(sets - self.judged)
+        judged = dict(row)
+        for score in scores:
+            if is_other or score not in self.judged:
+                del judged[score]
 
-        return {key: x for key, x in row.items() if key not in other}
+        return judged
 
     def save(self, step: int) -> None:
         self.snapshots[step] = self.engine.state()
@@ -577,8 +594,11 @@ class Monitor:
 
 def merge_history(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> list[Row | Action]:
     """Rows of metrics.jsonl and actions of events.jsonl, each after the rows of its step."""
-    actions = [Action.from_record(record) for record in events if record.get("kind") == "guard"]
-    items: list[Row | Action] = [*rows, *actions]
+    items: list[Row | Action] = [*rows]
+    for record in events:
+        if record.get("kind") == "guard":
+            items.append(Action.from_record(record))
+
     return sorted(items, key=step_of)
 
 

@@ -46,14 +46,16 @@ def find_runs(path: Path, kind: str = AUTO, notes: list[str] | None = None) -> l
     if not path.is_dir():
         return _runs_of_file(path, kind)
 
-    notes = [] if notes is None else notes
+    if notes is None:
+        notes = []
+
     runs = list(islice(_runs_below(path, formats_of(kind), notes), MAX_RUNS + 1))
     if not runs and kind == AUTO:  # a console beside a log is the same run
         runs = list(islice(_runs_below(path, printed_formats(), notes), MAX_RUNS + 1))
 
     if not runs:
-        what = "log" if kind == AUTO else f"{kind} log"
-        raise ValueError(f"{path} has no {what}: looked for {', '.join(FORMATS)}")
+        looked_for = ", ".join(FORMATS) if kind == AUTO else kind
+        raise ValueError(f"{path} has no log: looked for {looked_for}")
     if len(runs) > MAX_RUNS:
         notes.append(f"only {MAX_RUNS} runs of {path} are read: give a folder inside it")
 

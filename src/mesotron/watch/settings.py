@@ -142,8 +142,12 @@ def has_adapters(model: Any) -> bool:
 
 def first_rate(trainer: Any) -> float:
     """The unscheduled learning rate of the first group that has one; 0 if none has."""
-    rates = (group.get("initial_lr", group["lr"]) for group in trainer.optimizer.param_groups)
-    return next((rate for rate in rates if rate > 0), 0.0)
+    for group in trainer.optimizer.param_groups:
+        rate = group.get("initial_lr", group["lr"])
+        if rate > 0:
+            return rate
+
+    return 0.0
 
 
 def scale_rates(trainer: Any, factor: float) -> None:
@@ -229,13 +233,11 @@ def check_rollback(trainer: Any, tries: int) -> None:
 def complete_checkpoints(root: Path) -> set[int]:
     """Steps of the checkpoints in a Trainer's output folder that a rollback can use: those with a
     manifest must match it, others must have their last file."""
-    found = {each.step: each.path for each in list_checkpoints(root)}
-    return {
-        step
-        for step, path in found.items()
-        if (
-            damage(path) is None
-            if (path / MANIFEST).exists()
-            else (path / "trainer_state.json").exists()
-        )
-    }
+    return {each.step for each in list_checkpoints(root) if _is_complete(each.path)}
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    if (checkpoint / MANIFEST).exists():
+        return damage(checkpoint) is None
+
+    return (checkpoint / "trainer_state.json").exists()

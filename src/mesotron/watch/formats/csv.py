@@ -37,13 +37,14 @@ class Csv(LineReader):
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         text = head.decode("utf-8-sig", errors="replace").lstrip()
-        lines = [line.strip() for line in text.split("\n", 2)[:2]]
+        lines = text.split("\n", 2)
         if len(lines) < 2 or "{" in lines[0]:
             return False
 
-        delimiter = max(DELIMITERS, key=lines[0].count)
-        names = lines[0].split(delimiter)
-        values = lines[1].split(delimiter)
+        header = lines[0].strip()
+        delimiter = max(DELIMITERS, key=header.count)
+        names = header.split(delimiter)
+        values = lines[1].strip().split(delimiter)
 
         return len(names) == len(values) > 1 and any(map(_is_number, values))
 
@@ -103,8 +104,8 @@ class Csv(LineReader):
         self.header = [self._chart_name(cell) for cell in cells]
 
         columns = {cell.strip().lower(): cell for cell in cells}
-        self._run_columns = {name: columns[name] for name in run_columns(columns)}
-
+        for name in run_columns(columns):
+            self._run_columns[name] = columns[name]
         for name in METRIC_COLUMNS:
             if name in columns:
                 self._metric_column = columns[name]
@@ -128,9 +129,12 @@ class Csv(LineReader):
 
     def _is_of_other_run(self, values: dict[str, str]) -> bool:
         """Take the names of its run out of a row."""
-        names = {name: values.pop(column, "") for name, column in self._run_columns.items()}
-        if not names:
+        if not self._run_columns:
             return False
+
+        names: dict[str, str] = {}
+        for name, column in self._run_columns.items():
+            names[name] = values.pop(column, "")
 
         run = self.runs.add(names, values)
         return self.part not in (None, run)

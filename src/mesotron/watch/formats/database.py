@@ -62,7 +62,10 @@ class Database(WholeReader):
         )
         cells = database.execute(query, (self.part,))
         for step, group in groupby(cells, key=lambda cell: cell[0]):
-            values = {str(key): math.nan if value is None else value for _, key, value in group}
+            values: dict[str, float] = {}
+            for _, key, value in group:
+                values[str(key)] = math.nan if value is None else value
+
             yield to_row({**values, "step": step})
 
 
