@@ -115,37 +115,47 @@ def make_demos(config: DemosConfig, log: Log = print) -> Demos:
 
 
 def write_demos(config: DemosConfig, log: Log = print) -> None:
+    """Record the missing shards of a folder."""
     world = config.world
     simulator = build_world(world)
     specs = plan_demos(config, simulator)
-    blocks = []
-
-    first = 0  # of episodes, then of single frames, from demonstration `first` on
-    for scatter, group in groupby(specs, key=attrgetter("scatter")):
-        alike = list(group)
-        size = max(1, SHARD_ACTIONS // (config.horizon if scatter else simulator.max_steps // 3))
-        blocks += [(first + k, alike[k : k + size]) for k in range(0, len(alike), size)]
-        first += len(alike)
+    blocks = split_into_shards(specs, config.horizon, simulator.max_steps)
 
     facts = {
         "num_shards": len(blocks),
         "noise": config.noise,
         "horizon": config.horizon,
-    }
-
-    facts |= {"episodes": config.episodes, "starts": len(specs) - config.episodes}
-    facts |= {
+        "episodes": config.episodes,
+        "starts": len(specs) - config.episodes,
         "cameras": list(simulator.cameras),
         "every": config.every,
         "seed": config.seed,
     }
-
     _open_folder(config.out, world, config.compact, facts)
 
     # Compact shards keep no images: render the smallest.
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
     jobs = [(replace(config, world=blind), block, first) for first, block in blocks]
     _write_shards("mesotron.vla.demos:make_shard", jobs, config, log)
+
+
+def split_into_shards(
+    specs: Sequence["DemoSpec"], horizon: int, max_steps: int
+) -> list[tuple[int, list["DemoSpec"]]]:
+    """(number of the first demonstration, demonstrations) of each shard: episodes, then single
+    frames."""
+    blocks = []
+    first = 0
+    for scatter, group in groupby(specs, key=attrgetter("scatter")):
+        alike = list(group)
+        actions = horizon if scatter else max_steps // 3  # of one demonstration, about
+        size = max(1, SHARD_ACTIONS // actions)
+        for start in range(0, len(alike), size):
+            blocks.append((first + start, alike[start : start + size]))
+
+        first += len(alike)
+
+    return blocks
 
 
 def render_demos(config: DemosConfig, log: Log = print) -> None:
@@ -158,8 +168,8 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
         raise ValueError(f"--render {config.render} already has images")
 
     if (source.name, source.tasks) != (world.name, world.tasks):
-        names = [f"{w.name} ({', '.join(w.tasks) or 'all tasks'})" for w in (source, world)]
-        raise ValueError(f"--render {config.render} is from {names[0]}, not {names[1]}")
+        given = describe_world(source)
+        raise ValueError(f"--render {config.render} is from {given}, not {describe_world(world)}")
 
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
     with naming_damage(config.render / MANIFEST):
@@ -168,6 +178,10 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
     _open_folder(config.out, world, False, facts | {"cameras": list(build_world(world).cameras)})
     jobs = [(shard_path(config.render, k), world) for k in range(manifest["num_shards"])]
     _write_shards("mesotron.vla.demos:render_shard", jobs, config, log)
+
+
+def describe_world(world: WorldConfig) -> str:
+    return f"{world.name} ({', '.join(world.tasks) or 'all tasks'})"
 
 
 def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
@@ -196,7 +210,11 @@ def _write_shards(
 ) -> None:
     """Call target(path, *job) for each missing shard, then report the expert's success."""
     paths = [shard_path(config.out, number) for number in range(len(jobs))]
-    calls = [(path, *job) for path, job in zip(paths, jobs) if not path.exists()]
+    calls = []
+    for path, job in zip(paths, jobs):
+        if not path.exists():
+            calls.append((path, *job))
+
     console = SafeConsole(quiet=log is None)
 
     columns = {"frames": "frames"}
@@ -209,7 +227,9 @@ def _write_shards(
         except KeyboardInterrupt:
             raise KeyboardInterrupt("run the same command again to continue") from None
 
-    failed = observations = kept = 0
+    failed = 0
+    observations = 0
+    kept = 0
     for path in paths:
         with naming_damage(path):
             shard = read_shard(path, ("failed", "start", "episode_index"))
@@ -262,12 +282,8 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
 
     if world.is_paired:
         first_start = config.seed + (config.episodes + 1) // 2
-        kinds = ((config.seed, config.episodes, False), (first_start, starts, True))
-        specs = [
-            DemoSpec(first + k // 2, k // 2 % tasks, swap=k % 2 == 1, scatter=scatter)
-            for first, count, scatter in kinds
-            for k in range(count)
-        ]
+        specs = plan_pairs(config.seed, config.episodes, tasks)
+        specs += plan_pairs(first_start, starts, tasks, scatter=True)
     else:  # task by task: switching tasks builds a new simulator
         specs = [DemoSpec(config.seed + k // tasks, k % tasks) for k in range(config.episodes)]
         specs.sort(key=lambda spec: spec.task)
@@ -279,6 +295,16 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
     return specs
 
 
+def plan_pairs(first: int, count: int, tasks: int, scatter: bool = False) -> list[DemoSpec]:
+    """Demonstrations of which every two share a scene, under another instruction each."""
+    specs = []
+    for k in range(count):
+        pair, place = divmod(k, 2)
+        specs.append(DemoSpec(first + pair, pair % tasks, swap=place == 1, scatter=scatter))
+
+    return specs
+
+
 def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
     """Let the expert act and record what it observes and does. Noise is added to each action after
     it is recorded, so that the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327)."""
@@ -286,13 +312,7 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
     first = world.reset(*spec)
 
     recording = Recording(
-        spec,
-        [],
-        [],
-        [],
-        [],
-        success=False,
-        answers=[],
+        spec, observations=[], where=[], qpos=[], actions=[], success=False, answers=[]
     )
     for number in range(horizon if spec.scatter else world.max_steps):
         action = world.expert()
@@ -317,23 +337,18 @@ _cached_world = cache(build_world)  # some take a second to build
 def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: int) -> int:
     """Record a block of demonstrations, numbered from `first`; returns the number of frames."""
     world = _cached_world(config.world)
-    recordings = [
-        record(
-            world,
-            s,
-            config.noise,
-            config.horizon,
-            config.every,
-        )
-        for s in specs
-    ]
+    numbers = []
+    good = []
+    for number, spec in enumerate(specs, first):
+        recording = record(world, spec, config.noise, config.horizon, config.every)
+        if recording.success or spec.scatter:
+            numbers.append(number)
+            good.append(recording)
 
-    kept = [(k, r) for k, r in enumerate(recordings, first) if r.success or r.spec.scatter]
-    if not kept:  # count the failures
+    if not good:  # count the failures
         write_shard(path, {"action": np.empty((0, 0)), "failed": np.array(len(specs))})
         return 0
 
-    numbers, good = zip(*kept)
     arrays = _pack(good, numbers, config.compact, failed=len(specs) - len(good))
     write_shard(path, arrays)
 
@@ -346,8 +361,8 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
         arrays = read_shard(source)
         frames = []
         if len(arrays["action"]):
-            specs = list(zip(*(arrays[name].tolist() for name in DemoSpec._fields), strict=True))
-            frames = list(zip(specs, arrays["qpos"], strict=True))
+            columns = [arrays[name].tolist() for name in DemoSpec._fields]
+            frames = list(zip(zip(*columns, strict=True), arrays["qpos"], strict=True))
 
     if not frames:
         write_shard(path, arrays)
@@ -366,7 +381,10 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     for camera in simulator.cameras:
         arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
 
-    write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *DemoSpec._fields)})
+    for name in ("qpos", *DemoSpec._fields):
+        arrays.pop(name, None)
+
+    write_shard(path, arrays)
     return len(observations)
 
 
@@ -378,34 +396,52 @@ def _pack(
     recordings: Sequence[Recording], numbers: Sequence[int], compact: bool, failed: int
 ) -> Arrays:
     """The arrays of a shard; `numbers` are the episode indices, `failed` counts dropped ones."""
-    observations = [one for recording in recordings for one in recording.observations]
-    lengths = [len(recording.actions) for recording in recordings]
-    starts = np.cumsum([0, *lengths[:-1]])
-    texts, index = np.unique([one[TASK] for one in observations], return_inverse=True)
+    observations: list[Observation] = []
+    actions: list[np.ndarray] = []
+    where: list[np.ndarray] = []
+    starts: list[int] = []  # row of the action taken at each observation
+    frames: list[int] = []  # number of each action in its episode
+    for recording in recordings:
+        starts += [len(actions) + answer for answer in recording.answers]
+        frames += range(len(recording.actions))
+        observations += recording.observations
+        actions += recording.actions
+        where += recording.where
 
+    lengths = [len(recording.actions) for recording in recordings]
+    texts, index = np.unique([one[TASK] for one in observations], return_inverse=True)
     arrays: Arrays = {
-        "action": np.concatenate([np.stack(r.actions) for r in recordings]),
+        "action": np.stack(actions),
         "episode_index": np.repeat(numbers, lengths),
-        "frame_index": np.concatenate([np.arange(length) for length in lengths]),
-        "start": np.concatenate([n + np.array(r.answers) for n, r in zip(starts, recordings)]),
+        "frame_index": np.array(frames),
+        "start": np.array(starts),
         STATE: np.stack([one[STATE] for one in observations]),
         "task_index": index.astype(np.int64),
         "tasks": texts,
-        "where": np.stack([position for r in recordings for position in r.where]),
+        "where": np.stack(where),
         "failed": np.array(failed),
     }
-    if not compact:
-        cameras = [key for key in observations[0] if key.startswith(IMAGES)]
-        return arrays | {key: np.stack([one[key] for one in observations]) for key in cameras}
+    if compact:
+        return arrays | _pack_scenes(recordings)
 
+    for key in observations[0]:
+        if key.startswith(IMAGES):
+            arrays[key] = np.stack([one[key] for one in observations])
+
+    return arrays
+
+
+def _pack_scenes(recordings: Sequence[Recording]) -> Arrays:
+    """What it takes to render the observations later: the scenes and the joint positions."""
+    arrays: Arrays = {}
     counts = [len(recording.observations) for recording in recordings]
-    for name, values in zip(DemoSpec._fields, zip(*(r.spec for r in recordings))):
+    for name in DemoSpec._fields:
+        values = [getattr(recording.spec, name) for recording in recordings]
         arrays[name] = np.repeat(values, counts)
 
     # Scenes differ in their number of joints.
     positions = [qpos for recording in recordings for qpos in recording.qpos]
     arrays["qpos"] = np.zeros((len(positions), max(map(len, positions))), np.float32)
-
     for row, qpos in zip(arrays["qpos"], positions):
         row[: len(qpos)] = qpos
 
@@ -436,19 +472,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if type(count) is not int or not 0 <= count <= MAX_SHARDS:
         raise ValueError(f"{path} is damaged: it has num_shards {count!r:.40}")
 
-    return {
-        "every": 1,
-        "compact": False,
-        "world": None,
-    } | manifest  # older ones lack the first
+    older = {"every": 1, "compact": False, "world": None}  # which older ones lack
+    return older | manifest
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
-    head = {
-        "format": FORMAT,
-        "world": to_plain(world),
-        "compact": compact,
-    }
+    head = {"format": FORMAT, "world": to_plain(world), "compact": compact}
     write_json(folder / MANIFEST, head | facts)
 
 
@@ -468,14 +497,21 @@ def load_shards(folder: Path) -> Demos:
         raise ValueError(f"{folder} has no images: run mesotron vla demos --render {folder}")
 
     paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
-    if missing := sum(not path.is_file() for path in paths):
+    missing = sum(not path.is_file() for path in paths)
+    if missing:
         count = f"{missing} of {len(paths)} shards"
         raise ValueError(f"{folder} lacks {count}: run the command that made it again")
 
     shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
-    named = [arrays["tasks"][arrays["task_index"]] for arrays in shards]
+    named = []
+    starts = []
+    first_row = 0
+    for arrays in shards:
+        named.append(arrays["tasks"][arrays["task_index"]])
+        starts.append(arrays["start"] + first_row)
+        first_row += len(arrays["action"])
+
     tasks, task_index = np.unique(np.concatenate(named).astype(str), return_inverse=True)
-    first_rows = np.cumsum([0, *(len(arrays["action"]) for arrays in shards[:-1])])
 
     def column(key: str) -> np.ndarray:
         return np.concatenate([arrays[key] for arrays in shards])
@@ -485,7 +521,7 @@ def load_shards(folder: Path) -> Demos:
         state=column(STATE),
         task_index=task_index,
         tasks=tasks.tolist(),
-        start=np.concatenate([arrays["start"] + n for arrays, n in zip(shards, first_rows)]),
+        start=np.concatenate(starts),
         action=column("action"),
         episode_index=column("episode_index"),
         frame_index=column("frame_index"),

@@ -107,24 +107,9 @@ def measure(
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}
 
-    results = {
-        SUCCESS: evaluate(
-            act,
-            world,
-            seeds,
-            frames=gifs,
-            **options,
-        )
-    }
+    results = {SUCCESS: evaluate(act, world, seeds, frames=gifs, **options)}
     if controls:
-        results[WRONG] = evaluate(
-            act,
-            world,
-            seeds,
-            wrong=True,
-            **options,
-        )
-
+        results[WRONG] = evaluate(act, world, seeds, wrong=True, **options)
         results[EXPERT] = evaluate_expert(world, seeds, workers=workers)
 
     for name in perturb:
@@ -178,18 +163,12 @@ def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
 
     paths = []
     for (task, seed), frames in result.frames.items():
-        path = folder / f"{task}-{seed}-{'success' if success[task, seed] else 'failure'}.gif"
-        first, *rest = [Image.fromarray(frame) for frame in frames]
+        outcome = "success" if success[task, seed] else "failure"
+        path = folder / f"{task}-{seed}-{outcome}.gif"
+        first, *rest = map(Image.fromarray, frames)
         durations = [FRAME_MILLISECONDS] * len(rest) + [LAST_FRAME_MILLISECONDS]
 
-        first.save(
-            path,
-            save_all=True,
-            append_images=rest,
-            duration=durations,
-            loop=0,
-        )
-
+        first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)
         paths.append(path)
 
     return paths

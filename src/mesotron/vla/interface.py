@@ -8,7 +8,7 @@ Legend: N actions, M observations, B batch, K actions per chunk, A action size, 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ IMAGES = "observation.images."
 
 # Scenes are seeds. Training, evaluation and model selection never share one.
 EVAL_SEED = 1_000_000
+MAX_EPISODES = 10**8
 VALIDATION_SEED = 2_000_000
 
 
@@ -90,7 +91,8 @@ class World(ABC):
 
     def advance(self, actions: np.ndarray) -> Step:
         """Take several actions, (K, A), until done; observe only at the end."""
-        success = done = False
+        success = False
+        done = False
         for action in actions:
             success, done = self.move(action)
             if done:
@@ -100,7 +102,8 @@ class World(ABC):
 
 
 def check_tasks(config: WorldConfig, known: Collection[str]) -> None:
-    if unknown := sorted({*config.tasks}.difference(known)):
+    unknown = sorted(set(config.tasks).difference(known))
+    if unknown:
         raise ValueError(f"{config.name} has no task {unknown[0]!r}: use {', '.join(known)}")
 
 
@@ -126,17 +129,19 @@ class Demos:
     def check(self) -> None:
         """Refuse arrays that do not fit each other: they may come from damaged files."""
         where = [] if self.where is None else [self.where]
-        of_frames = (self.start, self.state, self.task_index, *self.images.values(), *where)
+        of_observations = (self.start, self.state, self.task_index, *self.images.values(), *where)
         of_actions = (self.action, self.episode_index, self.frame_index)
-        fits = [len({*map(len, arrays)}) == 1 for arrays in (of_frames, of_actions)]
 
-        indices = (self.start, self.task_index, self.episode_index)
-        for index, size in zip(indices, (len(self.action), len(self.tasks), 10**8), strict=True):
-            fits.append(index.dtype.kind in "iu" and 0 <= index.min() <= index.max() < size)
-
-        fits += [x.ndim == 2 for x in (self.state, self.action, *where)]
-        fits += [x.dtype == np.uint8 and x.shape[3:] == (3,) for x in self.images.values()]
-        if not all(fits):
+        fits = (
+            have_equal_lengths(of_observations)
+            and have_equal_lengths(of_actions)
+            and is_index(self.start, len(self.action))
+            and is_index(self.task_index, len(self.tasks))
+            and is_index(self.episode_index, MAX_EPISODES)
+            and all(array.ndim == 2 for array in (self.state, self.action, *where))
+            and all(map(are_images, self.images.values()))
+        )
+        if not fits:
             raise ValueError("its arrays do not fit each other")
 
         for name in ("state", "action"):
@@ -152,6 +157,18 @@ class Demos:
         last = first + real.sum(axis=1, keepdims=True) - 1
 
         return self.action[np.minimum(follow, last)], real
+
+
+def have_equal_lengths(arrays: Sequence[np.ndarray]) -> bool:
+    return len({len(array) for array in arrays}) == 1
+
+
+def is_index(array: np.ndarray, size: int) -> bool:
+    return array.dtype.kind in "iu" and 0 <= array.min() <= array.max() < size
+
+
+def are_images(array: np.ndarray) -> bool:
+    return array.dtype == np.uint8 and array.shape[3:] == (3,)
 
 
 @dataclass(frozen=True)
@@ -190,17 +207,14 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the frames."""
+        tasks = {}
+        for task, (wins, total) in self.by_task.items():
+            tasks[task] = {"successes": wins, "episodes": total, **to_plain(wilson(wins, total))}
+
         return {
             "world": to_plain(self.world),
             "control": self.control,
             "success": to_plain(self.score),
-            "tasks": {
-                task: {
-                    "successes": wins,
-                    "episodes": total,
-                    **to_plain(wilson(wins, total)),
-                }
-                for task, (wins, total) in self.by_task.items()
-            },
+            "tasks": tasks,
             "episodes": [to_plain(episode) for episode in self.episodes],
         }

@@ -7,7 +7,6 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,52 +35,30 @@ Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, imag
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
     info = read_json(folder / INFO)
-    version = info.get("codebase_version")
-    features = info["features"]
-    if version != VERSION:
-        raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
+    check_readable(folder, info)
 
-    for key in (STATE, "action"):
-        if key not in features:
-            raise ValueError(f"{folder} has no {key}")
-
-    has_video = any(feature["dtype"] == "video" for feature in features.values())
-    if has_video and importlib.util.find_spec("av") is None:
-        raise ValueError(f"{folder} stores images as video: pip install av")
-
-    keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
     paths = sorted((folder / "data").glob("*/*.parquet"))
-    tables = [parquet.read_table(path, columns=keys) for path in paths]
-    num = sum(map(len, tables))
+    columns = _read_columns(paths)
+    num = len(columns["action"])
     total = info["total_frames"]
     if num != total or not num:
         raise ValueError(f"{folder} has {num:,} of {total:,} frames: download it again")
 
-    columns = {
-        key: np.concatenate([np.array(table[key].to_pylist()) for table in tables]) for key in keys
-    }
     for key in (STATE, "action"):  # LeRobot stores vectors of one number as numbers
         columns[key] = columns[key].reshape(num, -1).astype(np.float32)
 
     images = {}
-    for key, feature in features.items():
-        if key.startswith(IMAGES) and feature["dtype"] == "image":
-            images[key.removeprefix(IMAGES)] = _read_images(paths, key, num, pixels)
-        elif key.startswith(IMAGES) and feature["dtype"] == "video":
-            images[key.removeprefix(IMAGES)] = read_videos(
-                folder,
-                info,
-                key,
-                columns,
-                pixels,
-            )
+    for key, feature in info["features"].items():
+        if not key.startswith(IMAGES):
+            continue
 
-    table = parquet.read_table(folder / TASKS)
+        camera = key.removeprefix(IMAGES)
+        if feature["dtype"] == "image":
+            images[camera] = _read_images(paths, key, num, pixels)
+        elif feature["dtype"] == "video":
+            images[camera] = read_videos(folder, info, key, columns, pixels)
 
-    # The text column is called "task", or is an unnamed index.
-    name = next(name for name in table.column_names if name != "task_index")
-    texts = dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
-
+    texts = _read_tasks(folder)
     return Demos(
         images=images,
         state=columns[STATE],
@@ -95,22 +72,62 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     )
 
 
+def check_readable(folder: Path, info: dict[str, Any]) -> None:
+    """Refuse a dataset of another version, without states or actions, or without a decoder."""
+    version = info.get("codebase_version")
+    features = info["features"]
+    if version != VERSION:
+        raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
+
+    for key in (STATE, "action"):
+        if key not in features:
+            raise ValueError(f"{folder} has no {key}")
+
+    has_video = any(feature["dtype"] == "video" for feature in features.values())
+    if has_video and importlib.util.find_spec("av") is None:
+        raise ValueError(f"{folder} stores images as video: pip install av")
+
+
+def _read_columns(paths: list[Path]) -> dict[str, np.ndarray]:
+    keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
+    parts: dict[str, list[np.ndarray]] = {key: [] for key in keys}
+    for path in paths:
+        table = parquet.read_table(path, columns=keys)
+        for key in keys:
+            parts[key].append(np.array(table[key].to_pylist()))
+
+    columns = {}
+    for key, arrays in parts.items():
+        columns[key] = np.concatenate(arrays) if arrays else np.empty(0)
+
+    return columns
+
+
+def _read_tasks(folder: Path) -> dict[int, str]:
+    """Number -> instruction."""
+    table = parquet.read_table(folder / TASKS)
+
+    # The text column is called "task", or is an unnamed index.
+    name = next(name for name in table.column_names if name != "task_index")
+    return dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+
+
 def _read_images(paths: list[Path], key: str, num: int, pixels: int | None) -> np.ndarray:
-    batches = (
-        batch[key].to_pylist()
-        for path in paths
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key])
-    )
+    def decoded() -> Iterator[np.ndarray]:
+        for path in paths:
+            for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key]):
+                for cell in batch[key].to_pylist():
+                    image = Image.open(io.BytesIO(cell["bytes"]))
+                    yield _shrink(image.convert("RGB"), pixels)
 
-    files = (io.BytesIO(cell["bytes"]) for cells in batches for cell in cells)
-    images = (_shrink(Image.open(file).convert("RGB"), pixels) for file in files)
-
-    return _collect(enumerate(images), num)
+    return _collect(enumerate(decoded()), num)
 
 
 def _shrink(image: Any, pixels: int | None) -> np.ndarray:
-    fits = pixels is None or max(image.size) <= pixels
-    return np.asarray(image if fits else image.resize((pixels, pixels)), np.uint8)
+    if pixels is not None and max(image.size) > pixels:
+        image = image.resize((pixels, pixels))
+
+    return np.asarray(image, np.uint8)
 
 
 def _collect(images: Iterable[tuple[int, np.ndarray]], num: int) -> np.ndarray:
@@ -141,39 +158,49 @@ def read_videos(
     decode: Decoder = _decode_video,
 ) -> np.ndarray:
     """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3)."""
-    rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
+    rows_by_file = _rows_of_videos(folder, info, key, columns)
     fps = info["fps"]
-    names = ["chunk_index", "file_index", "from_timestamp"]
-
-    wanted = ["episode_index", *(f"videos/{key}/{name}" for name in names)]
-    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
-        for record in parquet.read_table(path, columns=wanted).to_pylist():
-            episode, chunk, number, begin = (record[name] for name in wanted)
-            file = info["video_path"].format(
-                video_key=key,
-                chunk_index=chunk,
-                file_index=number,
-            )
-
-            first = round(begin * fps)
-            rows = rows_by_file.setdefault(folder / file, {})
-            for row in np.flatnonzero(columns["episode_index"] == episode):
-                rows[first + int(columns["frame_index"][row])] = int(row)
-
     seen: set[int] = set()
 
     def frames() -> Iterator[tuple[int, np.ndarray]]:
         for path, rows in sorted(rows_by_file.items()):
             for seconds, image in decode(path):
-                if (row := rows.get(round(seconds * fps))) is not None:
+                row = rows.get(round(seconds * fps))
+                if row is not None:
                     seen.add(row)
                     yield row, _shrink(Image.fromarray(image), pixels)
 
     images = _collect(frames(), len(columns["episode_index"]))
-    if missing := len(images) - len(seen):
+    missing = len(images) - len(seen)
+    if missing:
         raise ValueError(f"{folder}: {missing:,} frames of {key} are not in its video files")
 
     return images
+
+
+def _rows_of_videos(
+    folder: Path, info: dict[str, Any], key: str, columns: dict[str, np.ndarray]
+) -> dict[Path, dict[int, int]]:
+    """File -> number of a frame in it -> row of the dataset."""
+    rows_by_file: dict[Path, dict[int, int]] = {}
+    place = f"videos/{key}"
+    wanted = [
+        "episode_index",
+        f"{place}/chunk_index",
+        f"{place}/file_index",
+        f"{place}/from_timestamp",
+    ]
+    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
+        for record in parquet.read_table(path, columns=wanted).to_pylist():
+            episode, chunk, number, begin = (record[name] for name in wanted)
+            file = info["video_path"].format(video_key=key, chunk_index=chunk, file_index=number)
+            rows = rows_by_file.setdefault(folder / file, {})
+
+            first = round(begin * info["fps"])
+            for row in np.flatnonzero(columns["episode_index"] == episode):
+                rows[first + int(columns["frame_index"][row])] = int(row)
+
+    return rows_by_file
 
 
 def export_lerobot(demos: Demos, folder: Path) -> int:
@@ -204,14 +231,8 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
 
     bounds = np.flatnonzero(np.diff(episode, prepend=-1, append=-1)).tolist()
     files = _write_frames(demos, rows, columns, bounds, folder)
-    _write_episodes_and_tasks(
-        demos,
-        columns,
-        bounds,
-        files,
-        folder,
-    )
-
+    _write_episodes(demos, columns, bounds, files, folder)
+    _write_tasks(demos, folder)
     write_json(folder / INFO, _describe(demos, columns, len(bounds) - 1))
     stats = {key: moments(values, axis=0) for key, values in columns.items()}
     for camera, images in demos.images.items():  # by channel, in 0..1
@@ -237,7 +258,7 @@ def _write_frames(
             if writer is not None:
                 writer.close()
 
-            number = number + 1
+            number += 1
             written = 0
             writer = parquet.ParquetWriter(_file_path(folder, DATA_PATH, number), table.schema)
 
@@ -280,7 +301,7 @@ def _file_path(folder: Path, template: str, number: int) -> Path:
     return path
 
 
-def _write_episodes_and_tasks(
+def _write_episodes(
     demos: Demos, columns: dict[str, np.ndarray], bounds: list[int], files: list[int], folder: Path
 ) -> None:
     pairs = list(pairwise(bounds))
@@ -298,25 +319,16 @@ def _write_episodes_and_tasks(
 
     parquet.write_table(pa.table(table), _file_path(folder, EPISODES_PATH, 0))
 
-    # The instructions are the index of a pandas table, as LeRobot reads them.
+
+def _write_tasks(demos: Demos, folder: Path) -> None:
+    """The instructions as the index of a pandas table, as LeRobot reads them."""
     tasks = pa.table({"task_index": list(range(len(demos.tasks))), "task": demos.tasks})
-    types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
-    described = [
-        {
-            "name": name,
-            "field_name": name,
-            "pandas_type": kind,
-            "numpy_type": stored,
-        }
-        for name, (kind, stored) in types.items()
-    ]
+    described = []
+    for name, kind, stored in (("task_index", "int64", "int64"), ("task", "unicode", "object")):
+        column = {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored}
+        described.append(column)
 
-    metadata = {
-        "index_columns": ["task"],
-        "column_indexes": [],
-        "columns": described,
-    }
-
+    metadata = {"index_columns": ["task"], "column_indexes": [], "columns": described}
     tasks = tasks.replace_schema_metadata({"pandas": json.dumps(metadata)})
     parquet.write_table(tasks, folder / TASKS)
 
@@ -333,11 +345,7 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
 
     for key, values in columns.items():
         shape = list(values.shape[1:]) or [1]
-        features[key] = {
-            "dtype": str(values.dtype),
-            "shape": shape,
-            "names": None,
-        }
+        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": None}
 
     return {
         "codebase_version": VERSION,
@@ -358,13 +366,15 @@ def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -
 
 def moments(values: np.ndarray, axis: int | tuple[int, ...]) -> dict[str, Any]:
     """The statistics LeRobot keeps of a feature."""
-    mean, std = (partial(f, dtype=float) for f in (values.mean, values.std))  # sums of many pixels
-    functions = {
-        "min": values.min,
-        "max": values.max,
-        "mean": mean,
-        "std": std,
+    kept: Any = {"axis": axis, "keepdims": True}
+    arrays = {
+        "min": values.min(**kept),
+        "max": values.max(**kept),
+        "mean": values.mean(dtype=float, **kept),  # sums of many pixels
+        "std": values.std(dtype=float, **kept),
     }
 
-    stats = {name: f(axis=axis, keepdims=True)[0] for name, f in functions.items()}
-    return {name: np.atleast_1d(x).tolist() for name, x in stats.items()} | {"count": [len(values)]}
+    stats = {name: np.atleast_1d(array[0]).tolist() for name, array in arrays.items()}
+    stats["count"] = [len(values)]
+
+    return stats

@@ -5,7 +5,7 @@ The Pion paper (arXiv 2605.19282) uses Muon for vision and language and Pion for
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,11 @@ from mesotron.config import PartsOptimConfig
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
 from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
+from mesotron.spectral.routing import Row
 from mesotron.vla.policy import PARTS
 
-_RULES = {
-    "muon": "muon",
-    "pion": "pion",
-    "low_rank": "muon",
-    "adamw": "adamw",
-}
-_LOW_RANK = {
-    "filter": "low_rank",
-    "steps": None,
-    "promote": 0,
-    "cutoff": None,
-}
+_RULES = {"muon": "muon", "pion": "pion", "low_rank": "muon", "adamw": "adamw"}
+_LOW_RANK = {"filter": "low_rank", "steps": None, "promote": 0, "cutoff": None}
 NUM_MICRO_BATCHES = 4
 MAX_MATRICES = 6  # whose singular values are found by a probe
 
@@ -45,41 +36,14 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE."""
     table = route_parts(policy, config)
     cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
-    aux_lr = config.lr if config.aux_lr is None else config.aux_lr
 
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, routed in enumerate(table.groups(policy)):
-        rule = routed["rule"]
         for name, p in zip(routed["param_names"], routed["params"], strict=True):
-            part = name.split(".")[0]
-            is_vector = p.ndim < 2
-            row = table.row(name)
-            is_hidden = row.role.startswith(("attention", "linear", "lora_B"))
-            is_matrix = rule in SPECTRAL_RULES or (is_hidden and len(row.shape) >= 2)
-
-            key = number, part, is_matrix, is_vector
+            kind = describe_leaf(table.row(name), p, routed["rule"])
+            key = (number, kind)
             if key not in groups:
-                suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
-                suffix = "" if rule in SPECTRAL_RULES else suffix
-                lr = config.lr * (config.action_scale if part == "action" else 1.0)
-
-                new = {
-                    "params": [],
-                    "param_names": [],
-                    "rule": rule,
-                    "view": routed["view"],
-                }
-
-                new["lr"] = lr if is_matrix else aux_lr
-                new["name"] = f"{part}/{routed['name']}{suffix}"
-
-                if is_vector:
-                    new["weight_decay"] = 0.0
-
-                if getattr(config, part, "") == "low_rank" and rule == "muon":
-                    new |= _LOW_RANK | {"rank": config.rank}
-
-                groups[key] = new
+                groups[key] = make_group(routed, kind, config)
 
             groups[key]["params"].append(p)
             groups[key]["param_names"].append(name)
@@ -95,18 +59,75 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     )
 
 
+class LeafKind(NamedTuple):
+    """What the parameters of one group have in common, besides their routing."""
+
+    part: str
+    is_matrix: bool  # a hidden one, whatever its rule
+    is_vector: bool
+
+
+def describe_leaf(row: Row, p: nn.Parameter, rule: str) -> LeafKind:
+    is_hidden = row.role.startswith(("attention", "linear", "lora_B"))
+    is_matrix = rule in SPECTRAL_RULES or (is_hidden and len(row.shape) >= 2)
+    part, _, _ = row.name.partition(".")
+
+    return LeafKind(part, is_matrix, is_vector=p.ndim < 2)
+
+
+def make_group(
+    routed: Mapping[str, Any], kind: LeafKind, config: PartsOptimConfig
+) -> dict[str, Any]:
+    """An empty group with the settings of its part."""
+    rule = routed["rule"]
+    suffix = ""
+    if rule not in SPECTRAL_RULES and kind.is_vector:
+        suffix = "_vectors"
+    elif rule not in SPECTRAL_RULES and kind.is_matrix:
+        suffix = " matrices"
+
+    lr = config.lr if config.aux_lr is None else config.aux_lr
+    if kind.is_matrix:
+        lr = config.lr * (config.action_scale if kind.part == "action" else 1.0)
+
+    group = {
+        "params": [],
+        "param_names": [],
+        "rule": rule,
+        "view": routed["view"],
+        "lr": lr,
+        "name": f"{kind.part}/{routed['name']}{suffix}",
+    }
+    if kind.is_vector:
+        group["weight_decay"] = 0.0
+    if getattr(config, kind.part, "") == "low_rank" and rule == "muon":
+        group |= _LOW_RANK | {"rank": config.rank}
+
+    return group
+
+
 def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
     """RMS update of each part's hidden matrices, "update_rms/<part>", from `stats()`."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    squares: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
     for group in optimizer.param_groups:
-        is_matrix = group["rule"] in SPECTRAL_RULES or group["name"].endswith(" matrices")
-        if is_matrix and (rms := stats.get(f"{group['name']}/update_rms")) is not None:
-            count = sum(p.numel() for p in group["params"])
-            total = sums[group["name"].split("/")[0]]
-            total[0] += rms**2 * count
-            total[1] += count
+        name = group["name"]
+        rms = stats.get(f"{name}/update_rms")
+        is_matrix = group["rule"] in SPECTRAL_RULES or name.endswith(" matrices")
+        if not is_matrix or rms is None:
+            continue
 
-    return {f"update_rms/{part}": (s / n) ** 0.5 for part, (s, n) in sums.items() if n}
+        part, _, _ = name.partition("/")
+        count = sum(p.numel() for p in group["params"])
+        squares[part] += rms**2 * count
+        counts[part] += count
+
+    updates = {}
+    for part, count in counts.items():
+        if count:
+            updates[f"update_rms/{part}"] = (squares[part] / count) ** 0.5
+
+    return updates
 
 
 class GradientProbe:
@@ -143,7 +164,8 @@ class GradientProbe:
         for part, grads in sums.items():
             snr = snr_from_norms(squares[part], squared_norm(grads))["gradient/snr"]
             metrics[f"gradient/{part}/snr"] = snr
-            metrics |= {f"gradient/{part}/{k}": v for k, v in _rank_metrics(grads).items()}
+            for name, value in _rank_metrics(grads).items():
+                metrics[f"gradient/{part}/{name}"] = value
 
         return metrics
 
@@ -153,19 +175,15 @@ def _rank_metrics(grads: Sequence[Tensor]) -> dict[str, float]:
     stride = max(1, -(-len(grads) // MAX_MATRICES))
 
     # On the CPU: one core finds singular values as fast as a GPU, which has other work.
-    picked = [g.cpu() for g in grads[::stride]]
-    picked = [g for g in picked if bool(g.any()) and bool(torch.isfinite(g).all())]
-    if not picked:
-        return {}
+    columns: dict[str, list[float]] = defaultdict(list)
+    for g in (grad.cpu() for grad in grads[::stride]):
+        if not bool(g.any()) or not bool(torch.isfinite(g).all()):
+            continue
 
-    ranks = [effective_rank(g) for g in picked]
-    effective = [rank["gradient/effective_rank"] for rank in ranks]
-    shares = [e / min(g.shape) for e, g in zip(effective, picked, strict=True)]
-    tops = [1 / rank["gradient/stable_rank"] for rank in ranks]
+        rank = effective_rank(g)
+        effective = rank["gradient/effective_rank"]
+        columns["effective_rank"].append(effective)
+        columns["rank_share"].append(effective / min(g.shape))
+        columns["top_share"].append(1 / rank["gradient/stable_rank"])
 
-    columns = {
-        "effective_rank": effective,
-        "rank_share": shares,
-        "top_share": tops,
-    }
     return {name: sum(values) / len(values) for name, values in columns.items()}

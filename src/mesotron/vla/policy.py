@@ -197,16 +197,23 @@ class Fusion(nn.Module):
             tokens = [*tokens, image.tokens]
             biases = [*biases, image.salience]
 
-        bias = None  # attention is faster without
-        if any(part is not None for part in biases):
-            full = [
-                X.new_zeros(X.shape[:2], dtype=torch.float32) if part is None else part
-                for X, part in zip(tokens, biases, strict=True)
-            ]
-            bias = torch.cat(full, dim=1)
-
+        bias = join_biases(tokens, biases)
         fused = self.encoder(torch.cat(tokens, dim=1) + instruction, bias)
         return Context(fused, bias, fused[:, 0])
+
+
+def join_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
+    """One attention bias [B, T] of all tokens; None, which is faster, if no part has one."""
+    if all(bias is None for bias in biases):
+        return None
+
+    parts = []
+    for X, bias in zip(tokens, biases, strict=True):
+        if bias is None:
+            bias = X.new_zeros(X.shape[:2], dtype=torch.float32)
+        parts.append(bias)
+
+    return torch.cat(parts, dim=1)
 
 
 class Action(nn.Module):
@@ -275,21 +282,16 @@ class Policy(nn.Module):
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
         self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None
 
-        sizes = {
-            "state": body.state_dim,
-            "action": body.action_dim,
-            "where": 3,
+        units = {
+            "state": Normalizer(body.state_dim),
+            "action": Normalizer(body.action_dim),
+            "where": Normalizer(3),
         }
-
-        self.units: Any = nn.ModuleDict({name: Normalizer(n) for name, n in sizes.items()})
+        self.units: Any = nn.ModuleDict(units)
 
     def fit(self, demos: Demos) -> None:
         """Take normalization and the median image from demonstrations."""
-        data = {
-            "state": demos.state,
-            "action": demos.action,
-            "where": demos.where,
-        }
+        data = {"state": demos.state, "action": demos.action, "where": demos.where}
         for name, values in data.items():
             if values is not None:
                 self.units[name].fit(np.asarray(values, dtype=np.float64))
@@ -334,22 +336,28 @@ class Policy(nn.Module):
         )
 
 
+def stack_images(observations: list[Observation], cameras: tuple[str, ...]) -> Tensor:
+    """uint8 [B, C, 3, H, W]."""
+    views = []
+    for camera in cameras:
+        pixels = np.stack([one[IMAGES + camera] for one in observations])
+        views.append(torch.from_numpy(pixels))
+
+    return torch.stack(views, dim=1).permute(0, 1, 4, 2, 3)
+
+
 def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
     """The policy as a function of B observations to actions (B, K, A), in the units of its data."""
     cameras = policy.body.cameras
 
     def act(observations: list[Observation]) -> np.ndarray:
-        if missing := [name for name in cameras if IMAGES + name not in observations[0]]:
-            raise ValueError(f"the policy needs a camera {missing[0]!r}, which the world lacks")
+        for name in cameras:
+            if IMAGES + name not in observations[0]:
+                raise ValueError(f"the policy needs a camera {name!r}, which the world lacks")
 
         texts = [one[TASK] for one in observations]
         distinct = list(dict.fromkeys(texts))
-
-        images = None
-        if cameras:
-            views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
-            images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
-            images = images.permute(0, 1, 4, 2, 3).to(device)
+        images = stack_images(observations, cameras).to(device) if cameras else None
 
         inputs = Inputs(
             images,

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +41,8 @@ def evaluate(
     ends: list[EpisodeState] = []
     with simulation_pool(workers) as pool:
         for start in range(0, len(jobs), batch):
-            ends += _play_wave(
-                act,
-                world,
-                jobs[start : start + batch],
-                pool,
-                execute,
-            )
+            wave = jobs[start : start + batch]
+            ends += _play_wave(act, world, wave, pool, execute)
 
     return _summarize(world, tasks, ends, "wrong instruction" if wrong else "")
 
@@ -100,43 +94,65 @@ class EpisodeState(NamedTuple):
 def _list_jobs(
     tasks: tuple[str, ...], seeds: Sequence[int], wrong: bool, frames: int, batch: int
 ) -> list[EpisodeJob]:
-    pairs = product(range(len(tasks)), enumerate(seeds))
-    return [
-        EpisodeJob(
-            number % batch,
-            seed,
-            task,
-            wrong,
-            record=place < frames,
-        )
-        for number, (task, (place, seed)) in enumerate(pairs)
-    ]
+    jobs = []
+    for task in range(len(tasks)):
+        for place, seed in enumerate(seeds):
+            slot = len(jobs) % batch
+            jobs.append(EpisodeJob(slot, seed, task, wrong, record=place < frames))
+
+    return jobs
 
 
 def _play_wave(
     act: Act, world: WorldConfig, jobs: list[EpisodeJob], pool: WorkerPool, execute: int
 ) -> list[EpisodeState]:
-    num = max(1, pool.num_workers)
+    """Play some episodes side by side until all are done."""
+    states = _call_workers(pool, "begin", world, {job.slot: job for job in jobs})
+    live = _live_observations(states)
 
-    def call(function: str, items: dict[int, Any]) -> dict[int, EpisodeState]:
-        shares = [[item for slot, item in items.items() if slot % num == k] for k in range(num)]
-        arguments = [(world, share) if share else None for share in shares]
-        answers = pool.each(f"{HERE}:{function}", arguments)
-
-        return {state.job.slot: state for answer in answers if answer for state in answer}
-
-    states = now = call("begin", {job.slot: job for job in jobs})
-    while live := {k: state.observation for k, state in sorted(now.items()) if state.observation}:
+    while live:
         actions = np.asarray(act(list(live.values())))
         if actions.ndim != 3 or len(actions) != len(live) or actions.shape[1] < execute:
             needed = f"({len(live)}, chunk of {execute} or more, action)"
             raise ValueError(f"execute={execute} needs actions {needed}, not shape {actions.shape}")
 
-        chunks = zip(live, actions[:, :execute], strict=True)
-        now = call("advance", {slot: (slot, chunk) for slot, chunk in chunks})
-        states |= now
+        chunks = {}
+        for slot, chunk in zip(live, actions[:, :execute], strict=True):
+            chunks[slot] = (slot, chunk)
+
+        advanced = _call_workers(pool, "advance", world, chunks)
+        states |= advanced
+        live = _live_observations(advanced)
 
     return [states[job.slot] for job in jobs]
+
+
+def _call_workers(
+    pool: WorkerPool, function: str, world: WorldConfig, items: dict[int, Any]
+) -> dict[int, EpisodeState]:
+    """Call a function of this file with the items by slot, each in the worker of its slot."""
+    num = max(1, pool.num_workers)
+    shares: list[list[Any]] = [[] for _ in range(num)]
+    for slot, item in items.items():
+        shares[slot % num].append(item)
+
+    arguments = [(world, share) if share else None for share in shares]
+    states = {}
+    for answer in pool.each(f"{HERE}:{function}", arguments):
+        for state in answer or ():
+            states[state.job.slot] = state
+
+    return states
+
+
+def _live_observations(states: dict[int, EpisodeState]) -> dict[int, Observation]:
+    live = {}
+    for slot in sorted(states):
+        observation = states[slot].observation
+        if observation:
+            live[slot] = observation
+
+    return live
 
 
 def _summarize(
@@ -146,16 +162,7 @@ def _summarize(
     for end in ends:
         task = tasks[end.job.task]
         seed = end.job.seed
-        result.episodes.append(
-            Episode(
-                task,
-                seed,
-                end.success,
-                end.steps,
-                end.error,
-            )
-        )
-
+        result.episodes.append(Episode(task, seed, end.success, end.steps, end.error))
         if end.frames is not None:
             result.frames[task, seed] = end.frames
 
@@ -182,14 +189,7 @@ class _LiveEpisode:
 
     def end(self, success: bool, error: str = "") -> EpisodeState:
         frames = np.stack(self.frames) if self.frames else None
-        return EpisodeState(
-            self.job,
-            None,
-            success,
-            self.steps,
-            error,
-            frames,
-        )
+        return EpisodeState(self.job, None, success, self.steps, error, frames)
 
 
 _worlds: dict[tuple[WorldConfig, int], World] = {}

@@ -210,13 +210,12 @@ def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
         return (step + 1) / (warmup + 1)
 
     done = (step - warmup) / max(steps - warmup, 1)
-    factors = {
-        "constant": 1.0,
-        "linear": 1 - done,
-        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
-    }
+    if config.schedule == "linear":
+        return 1 - done
+    if config.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
 
-    return factors[config.schedule]
+    return 1.0
 
 
 def uses_bfloat16(dtype: str, device: torch.device) -> bool:
