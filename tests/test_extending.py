@@ -5,11 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from mesotron.cli import main
-from mesotron.config import RewardConfig, TaskConfig, WatchConfig
+from mesotron.config import OptimConfig, RewardConfig, TaskConfig, WatchConfig
 from mesotron.config.registry import FORMATS, REWARDS, TASKS
+from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.rewards.call import make_reward
+from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.tasks.load import load_task
 from mesotron.watch.log import read_log
 
@@ -39,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (TASKS, REWARDS, FORMATS):
+    for registry in (TASKS, REWARDS, FORMATS, SPECTRAL_RULES):
         for name in registry:
             assert registry[name]  # what is imported now stays known afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -90,6 +94,42 @@ def test_a_log_format(folder):
     read = read_log(log)
     assert read.kind == WatchConfig(kind="minimind").kind
     assert read.rows == [{"step": 7, "reward": 0.25, "loss": 0.1}]
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_optimizer_rule():
+    signed = importlib.import_module("signed")
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 2))
+    optimizer = build_optimizer(model, OptimConfig(name="signed", lr=0.1))
+    assert isinstance(optimizer, signed.Signed)
+
+    hidden = model[1].weight
+    start = hidden.detach().clone()
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+
+    optimizer.step()
+    sizes = (hidden.detach() - start).abs()
+    torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes))
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_optimizer_rule_in_jax_is_the_twin_of_torchs():
+    jnp = pytest.importorskip("jax.numpy")
+    signed = importlib.import_module("signed")
+    twin = importlib.import_module("signed_jax")
+
+    gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    weight = nn.Parameter(torch.zeros(6, 4))
+    weight.grad = gradient
+    signed.Signed([weight], lr=0.1, weight_decay=0.0).step()
+
+    rule = twin.signed(lr=0.1)
+    tree = {"weight": jnp.zeros((6, 4))}
+    update, _ = rule.update({"weight": jnp.array(gradient.numpy())}, rule.init(tree), tree)
+
+    step = torch.tensor(update["weight"].tolist())
+    torch.testing.assert_close(step, weight.detach(), rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.usefixtures("folder")

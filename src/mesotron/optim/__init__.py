@@ -10,6 +10,8 @@ A new rule is one file: `rules/NAME.py` for matrices (see `rules/normuon.py`), `
 for everything else. `matrix.py` applies a filter, `views.py` says which matrices a parameter holds.
 """
 
+from collections.abc import Callable
+
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.auxiliary.adamw import AdamW, adamw
 from mesotron.optim.auxiliary.sgd import MuonSGD, muon_sgd
@@ -31,6 +33,15 @@ BUILDERS = {
 }
 """For each name of `mesotron.config.rules.optimizer_names` what builds it for a model."""
 
+
+def find_builder(name: str) -> Callable[..., RoutedOptimizer]:
+    """What builds the optimizer of a name for a model, also where a user's file registered it."""
+    if name in BUILDERS:
+        return BUILDERS[name]
+
+    return builder(SPECTRAL_RULES[name].optimizer)
+
+
 __all__ = [
     "BUILDERS",
     "AdamW",
@@ -45,6 +56,7 @@ __all__ = [
     "View",
     "adamw",
     "apply_filter",
+    "find_builder",
     "import_state",
     "muon",
     "muon_sgd",

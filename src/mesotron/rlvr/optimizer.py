@@ -9,9 +9,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
-from mesotron.config.rules import SPECTRAL_RULES
+from mesotron.config.rules import SPECTRAL_RULES, optimizer_names
 from mesotron.models.adapters import widen_adapters
-from mesotron.optim import BUILDERS, RoutedOptimizer, triton
+from mesotron.optim import RoutedOptimizer, find_builder, triton
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
 from mesotron.runs import RunFolder
 
@@ -24,8 +24,9 @@ NUM_SPECTRA = 5  # steps of a run whose spectra are kept
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     """The optimizer that a config names; weights wrapped later (LoRA, FSDP2) would not train."""
     widen_adapters(model)
-    if config.name not in BUILDERS:
-        raise ValueError(f"optim.name = {config.name!r} must be one of {', '.join(BUILDERS)}")
+    if config.name not in optimizer_names():
+        known = ", ".join(optimizer_names())
+        raise ValueError(f"optim.name = {config.name!r} must be one of {known}")
 
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
     if config.name != "adamw":
@@ -50,7 +51,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     if config.rank is not None:
         options |= {"filter": "low_rank", "rank": config.rank}
 
-    optimizer = BUILDERS[config.name](model, config.lr, **options)
+    optimizer = find_builder(config.name)(model, config.lr, **options)
     check_all_train(model, optimizer)
 
     return optimizer
