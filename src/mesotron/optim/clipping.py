@@ -25,9 +25,8 @@ def clip_gradients(
     A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
     times as large as those after it outweighs them in a momentum mu for up to
     ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
-    # By kind of rule, then by mesh, since no norm spans two meshes.
-    auxiliary = defaultdict(list)
-    spectral = defaultdict(list)
+    auxiliary: dict[Any, list[Tensor]] = defaultdict(list)  # by mesh: no norm spans two
+    spectral: dict[Any, list[Tensor]] = defaultdict(list)
     for group in optimizer.param_groups:
         meshes = auxiliary if group["rule"] in AUXILIARY_RULES else spectral
         for p in group["params"]:
@@ -36,23 +35,18 @@ def clip_gradients(
 
     auxiliary_norm = _norm(auxiliary.values(), {})
     spectral_norm = _norm(spectral.values(), {})
-
-    # The total counts a LoRA product as if A had rows of norm 1. B's gradient is proportional to A,
-    # which grows severalfold within tens of steps at any rate, however little B A moves.
-    scales: dict[Tensor, Tensor] = {}
-    for A, B, *_ in find_pairs(optimizer.param_groups):
-        length = A.detach().norm().clamp_min(1e-30) / len(A) ** 0.5
-        scales |= {A: length, B: 1 / length}
-
+    scales = _pair_scales(optimizer.param_groups)
     counted = _norm(spectral.values(), scales) if scales else spectral_norm
+
+    # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
+    usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
     for params in auxiliary.values():
-        # NaN skips them all; an infinite norm would make them zeros, which AdamW steps.
-        usable = torch.where(auxiliary_norm.isfinite(), auxiliary_norm, torch.nan)
         clip_grads_with_norm_(params, max_norm, usable)
 
-    for params in spectral.values() if matrices else ():
+    if matrices:
         finite = torch.where(spectral_norm.isfinite(), spectral_norm, 0.0)
-        clip_grads_with_norm_(params, max_norm, finite)
+        for params in spectral.values():
+            clip_grads_with_norm_(params, max_norm, finite)
 
     if not spectral:  # bringing the host's zero to a GPU would wait for it
         return Norms(auxiliary_norm, auxiliary_norm)
@@ -60,7 +54,28 @@ def clip_gradients(
     return Norms(torch.hypot(auxiliary_norm, counted.to(auxiliary_norm.device)), auxiliary_norm)
 
 
-def _norm(meshes: Iterable[list[Any]], scales: dict[Tensor, Tensor]) -> Tensor:
-    grads = ([p.grad * scales[p] if p in scales else p.grad for p in each] for each in meshes)
-    whole = [x.full_tensor() if isinstance(x, DTensor) else x for x in map(get_total_norm, grads)]
-    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())
+def _pair_scales(groups: list[dict[str, Any]]) -> dict[Tensor, Tensor]:
+    """Factors on the gradients of LoRA products, for the total: it counts them as if A had rows of
+    norm 1. B's gradient is proportional to A, which grows severalfold within tens of steps at any
+    rate, however little B A moves."""
+    scales: dict[Tensor, Tensor] = {}
+    for pair in find_pairs(groups):
+        length = pair.A.detach().norm().clamp_min(1e-30) / len(pair.A) ** 0.5
+        scales[pair.A] = length
+        scales[pair.B] = 1 / length
+
+    return scales
+
+
+def _norm(meshes: Iterable[list[Tensor]], scales: dict[Tensor, Tensor]) -> Tensor:
+    norms = []
+    for params in meshes:
+        norm = get_total_norm([_scaled_gradient(p, scales) for p in params])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+
+def _scaled_gradient(p: Tensor, scales: dict[Tensor, Tensor]) -> Tensor:
+    assert p.grad is not None
+    return p.grad * scales[p] if p in scales else p.grad

@@ -88,7 +88,12 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> Non
     else:
         generator = torch.Generator(bits.device).manual_seed(seed)
         noise = torch.randint(
-            0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator
+            0,
+            1 << 16,
+            bits.shape,
+            dtype=torch.int32,
+            device=bits.device,
+            generator=generator,
         )
 
     rounded = ((bits + noise) & -65536).view(torch.float32)

@@ -40,7 +40,11 @@ class KernelSteps:
         return False
 
     def step(
-        self, device: torch.device, steps: list[ParamStep], work: Work, stats: StepStats
+        self,
+        device: torch.device,
+        steps: list[ParamStep],
+        work: Work,
+        stats: StepStats,
     ) -> list[ParamStep]:
         """Step by the kernels what they take, AdamW's groups on the device too, and remove these
         from `work`; returns the other parameters."""
@@ -68,7 +72,10 @@ class KernelSteps:
             self.replay = only.replayed(groups, states)
 
     def _plan(
-        self, device: torch.device, steps: list[ParamStep], beside: list[list[ParamStep]]
+        self,
+        device: torch.device,
+        steps: list[ParamStep],
+        beside: list[list[ParamStep]],
     ) -> FusedStep:
         from mesotron.optim.triton.step import FusedStep  # needs Triton
 

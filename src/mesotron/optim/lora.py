@@ -53,7 +53,13 @@ class Factors(NamedTuple):
 
 
 def product_step(
-    A: Tensor, B: Tensor, U_A: Tensor, U_B: Tensor, e: Tensor, s: float, group: Group
+    A: Tensor,
+    B: Tensor,
+    U_A: Tensor,
+    U_B: Tensor,
+    e: Tensor,
+    s: float,
+    group: Group,
 ) -> Factors:
     """The pair's step from its directions, by `group`'s filter, view and scale. All tensors are
     computed in float64 where the device has it: the square of A's condition number enters."""
@@ -225,7 +231,9 @@ def find_pairs(groups: list[Group]) -> list[LoraPair]:
         params = group["params"]
         for k, s in enumerate(group["pairs"] or ()):
             norm = group["start_norms"][k] if group["start_norms"] else None
-            pairs.append(LoraPair(params[2 * k], params[2 * k + 1], s, group, first + 2 * k, norm))
+            A = params[2 * k]
+            B = params[2 * k + 1]
+            pairs.append(LoraPair(A, B, s, group, number=first + 2 * k, start_norm=norm))
 
         first += len(params)
 
@@ -452,7 +460,11 @@ def _size(pairs: list[LoraPair], A: Tensor, B: Tensor) -> tuple[Tensor, float | 
 
 
 def _sample_cosines(
-    step: Factors, grads: list[list[Tensor]], mask: Tensor | None, name: str, stats: StepStats
+    step: Factors,
+    grads: list[list[Tensor]],
+    mask: Tensor | None,
+    name: str,
+    stats: StepStats,
 ) -> None:
     stride = -(-len(grads) // SAMPLE_WINDOWS)
     for k in range(0, len(grads), stride):

@@ -248,7 +248,11 @@ class RoutedOptimizer(torch.optim.Optimizer):
             )
 
     def _step_matrices(
-        self, device: torch.device, steps: list[ParamStep], work: Work, stats: StepStats
+        self,
+        device: torch.device,
+        steps: list[ParamStep],
+        work: Work,
+        stats: StepStats,
     ) -> None:
         for step in steps:
             step.prepare()

@@ -73,7 +73,10 @@ def _states(
 
 
 def _translate(
-    p: Tensor, state: Mapping[str, Any], group: dict[str, Any], form: str
+    p: Tensor,
+    state: Mapping[str, Any],
+    group: dict[str, Any],
+    form: str,
 ) -> dict[str, Tensor]:
     if group["rule"] == "adamw":
         moments = {key: _like(p, state, key) for key in ("exp_avg", "exp_avg_sq")}

@@ -62,7 +62,11 @@ class StepStats:
             getattr(self, name).extend(getattr(other, name))
 
     def add_blocks(
-        self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
+        self,
+        groups: list[str],
+        filtered: Filtered,
+        step_size: Tensor,
+        numel: int,
     ) -> None:
         small = filtered._replace(X=filtered.norm)
         self.blocks.append(_Blocks(groups, small, step_size, numel))

@@ -76,7 +76,14 @@ class LocalBlocks:
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
         W = self.windows[index].wide
         seed = rounding_seed(self.group["step"], self.number, index)
-        step_weights(W, filtered, step_size, self.group, self.finite, seed)
+        step_weights(
+            W,
+            filtered,
+            step_size,
+            self.group,
+            self.finite,
+            seed,
+        )
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
@@ -108,7 +115,12 @@ def direction(grad: Tensor, momentum: Tensor, group: Group) -> Tensor:
 
 
 def step_weights(
-    W: Tensor, X: Tensor, step_size: float | Tensor, group: Group, finite: Tensor | None, seed: int
+    W: Tensor,
+    X: Tensor,
+    step_size: float | Tensor,
+    group: Group,
+    finite: Tensor | None,
+    seed: int,
 ) -> None:
     """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 rounds at random."""
     decay = group["lr"] * group["weight_decay"]

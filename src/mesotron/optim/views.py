@@ -79,16 +79,24 @@ class View:
     apart: bool = False
 
     def __str__(self) -> str:
-        parts = [] if self.layout == "matrix" else [self.layout]
+        parts = []
+        if self.layout != "matrix":
+            parts.append(self.layout)
+
         if self.transposed:
             parts.append("T")
 
         if self.axis is not None:
-            groups = f"{self.groups}{'*' if self.apart else '%'}" if self.groups else ""
-            cut = "+".join(map(str, self.sizes)) or str(self.parts or self.num)
-            parts.append(f"{self.axis}:{groups}{cut}")
+            parts.append(f"{self.axis}:{self._cut_text()}")
 
         return "/".join(parts) or "whole"
+
+    def _cut_text(self) -> str:
+        cut = "+".join(map(str, self.sizes)) or str(self.parts or self.num)
+        if not self.groups:
+            return cut
+
+        return f"{self.groups}{'*' if self.apart else '%'}{cut}"
 
     @staticmethod
     @cache
@@ -120,32 +128,24 @@ class View:
         rows = self.axis == "rows"
         length = base.shape[3] if rows else base.shape[5]
         self._check(length, tuple(tensor.shape))
-        if self.sizes:
-            return self._uneven(base, rows)
-
-        groups, parts = (self.groups, self.parts) if self.parts else (1, self.num)
-        fields = (groups, parts, length // (groups * parts))
 
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
+        if self.sizes:
+            return self._uneven(matrices, rows)
+
+        groups = self.groups if self.parts else 1
+        parts = self.parts or self.num
+        fields = (groups, parts, length // (groups * parts))
         if rows:
             cut = matrices.unflatten(1, fields)  # [stack, groups, parts, inner, cols]
-            return [_window(cut.transpose(1, 2).unsqueeze(4))]
+            strided = cut.transpose(1, 2).unsqueeze(4)
+        else:
+            cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
+            strided = cut.permute(0, 3, 1, 2, 4).unsqueeze(2)
 
-        cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
-        return [
-            _window(
-                cut.permute(
-                    0,
-                    3,
-                    1,
-                    2,
-                    4,
-                ).unsqueeze(2)
-            )
-        ]
+        return [_window(strided)]
 
-    def _uneven(self, base: Tensor, rows: bool) -> list[Window]:
-        matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
+    def _uneven(self, matrices: Tensor, rows: bool) -> list[Window]:
         cut = matrices.unflatten(1 if rows else 2, (self.groups or 1, sum(self.sizes)))
         windows = []
 
@@ -154,8 +154,10 @@ class View:
             part = cut.narrow(2 if rows else 3, start, size)
             start += size
 
-            if rows:  # [stack, groups, size, cols]
-                strided = part[:, :, None, :, None] if self.apart else part[:, None, :, :, None]
+            if rows and self.apart:  # [stack, groups, size, cols]
+                strided = part[:, :, None, :, None]
+            elif rows:
+                strided = part[:, None, :, :, None]
             elif self.apart:  # [stack, rows, groups, size]
                 strided = part.transpose(1, 2)[:, :, None, :, None]
             else:
@@ -173,18 +175,7 @@ class View:
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]
             kernel = tensor.view(out, inputs, -1)[None, None, None]
-            return (
-                kernel.permute(
-                    0,
-                    1,
-                    4,
-                    5,
-                    2,
-                    3,
-                )
-                if self.transposed
-                else kernel
-            )
+            return kernel.permute(0, 1, 4, 5, 2, 3) if self.transposed else kernel
 
         if self.layout == "matrix" and tensor.ndim != 2:
             raise ValueError(f"{tuple(tensor.shape)} is not one matrix: use view 'conv' or 'stack'")
@@ -193,7 +184,8 @@ class View:
         if self.transposed:
             stacked = stacked.transpose(1, 2)
 
-        (b, m, n), (x, y, z) = stacked.shape, stacked.stride()
+        b, m, n = stacked.shape
+        x, y, z = stacked.stride()
         return stacked.as_strided((b, 1, 1, m, 1, n), (x, x, x, y, y, z))  # quicker than indexing
 
     def _check(self, length: int, shape: tuple[int, ...]) -> None:

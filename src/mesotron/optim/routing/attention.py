@@ -74,7 +74,12 @@ def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
 
 
 def attention_role(
-    site: ModuleSite, rows: int, cols: int, *, per_head: bool, num: int | None
+    site: ModuleSite,
+    rows: int,
+    cols: int,
+    *,
+    per_head: bool,
+    num: int | None,
 ) -> Role | None:
     """The role of an attention projection of logical shape (rows, cols); None if the weight is not
     one. `num` is the number of heads if the user gave it; None reads the model."""

@@ -433,7 +433,10 @@ def _int(module: nn.Module, name: str) -> int:
 
 
 def _lora_role(
-    site: ModuleSite, facts: ModelFacts, per_head: bool, num_heads: int | None
+    site: ModuleSite,
+    facts: ModelFacts,
+    per_head: bool,
+    num_heads: int | None,
 ) -> Role | None:
     at = _find_lora(site)
     if at is None:

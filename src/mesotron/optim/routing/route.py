@@ -244,7 +244,11 @@ def _product_role(role: Role, name: str) -> Role:
 
 
 def _make_row(
-    places: list[ModuleSite], role: Role, rule: str, pattern: str | None, chosen: dict[str, object]
+    places: list[ModuleSite],
+    role: Role,
+    rule: str,
+    pattern: str | None,
+    chosen: dict[str, object],
 ) -> Row:
     site = places[0]
     rule = str(chosen.get("rule", rule))

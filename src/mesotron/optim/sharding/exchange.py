@@ -100,12 +100,12 @@ def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int
         return placement.dim
 
     if isinstance(placement, _StridedShard):
-        inner = [
-            size
-            for size, other in zip(mesh_shape[d + 1 :], placements[d + 1 :], strict=True)
-            if isinstance(other, Shard) and other.dim == placement.dim
-        ]
-        if math.prod(inner) == placement.split_factor:
+        inner = 1
+        for size, other in zip(mesh_shape[d + 1 :], placements[d + 1 :], strict=True):
+            if isinstance(other, Shard) and other.dim == placement.dim:
+                inner *= size
+
+        if inner == placement.split_factor:
             return placement.dim
 
     raise ValueError(
@@ -172,46 +172,67 @@ def make_plan(
     """Plan the exchanges of one step for the rank `me` of a group; `members` are the matrices that
     step, in an order common to all ranks."""
     num_ranks = len(coordinates)
-    boxes = [
-        [local_box(m.shape, m.placements, mesh_shape, place) for place in coordinates]
-        for m in members
-    ]
+    boxes = []
+    pieces: list[Piece] = []
+    for number, member in enumerate(members):
+        boxes.append(_boxes(member, mesh_shape, coordinates))
+        pieces += _cut(number, member, num_ranks)
 
-    pieces = tuple(piece for k, m in enumerate(members) for piece in _cut(k, m, num_ranks))
     owners = _assign_owners(pieces, boxes, num_ranks)
+    plan = ExchangePlan(
+        me=me,
+        pieces=tuple(pieces),
+        owners=owners,
+        out=[[] for _ in coordinates],
+        gathered=[[] for _ in coordinates],
+        returned=[[] for _ in coordinates],
+        back=[[] for _ in coordinates],
+        copies=tuple(held.index(held[me]) for held in boxes),
+    )
 
-    out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
-            place = coordinates[owner]
-
-            # The holder with most mesh coordinates in common with the owner.
-            sender = max(holders, key=lambda r: sum(map(operator.eq, coordinates[r], place)))
+            sender = _nearest(holders, owner, coordinates)
             at_owner = _parcel(number, region, piece.box)
-
             at_holder = _parcel(piece.member, region, boxes[piece.member][me])
-            if me == sender:
-                out[owner].append(at_holder)
+            _add_parcels(plan, sender, owner, holders, at_owner, at_holder)
 
-            if me in holders:
-                back[owner].append(at_holder)
+    return plan
 
-            if me == owner:
-                gathered[sender].append(at_owner)
-                for holder in holders:
-                    returned[holder].append(at_owner)
 
-    copies = tuple(held.index(held[me]) for held in boxes)
-    return ExchangePlan(
-        me,
-        pieces,
-        owners,
-        out,
-        gathered,
-        returned,
-        back,
-        copies,
-    )
+def _boxes(
+    member: ShardedMatrix, mesh_shape: tuple[int, ...], coordinates: tuple[Coordinate, ...]
+) -> list[Box]:
+    """What each rank holds of a parameter."""
+    shape = member.shape
+    return [local_box(shape, member.placements, mesh_shape, place) for place in coordinates]
+
+
+def _nearest(holders: Sequence[int], owner: int, coordinates: tuple[Coordinate, ...]) -> int:
+    """The holder with most mesh coordinates in common with the owner."""
+    place = coordinates[owner]
+    return max(holders, key=lambda rank: sum(map(operator.eq, coordinates[rank], place)))
+
+
+def _add_parcels(
+    plan: ExchangePlan,
+    sender: int,
+    owner: int,
+    holders: Sequence[int],
+    at_owner: Parcel,
+    at_holder: Parcel,
+) -> None:
+    """One region of a piece: one holder sends it to the owner, and all get it back."""
+    if plan.me == sender:
+        plan.out[owner].append(at_holder)
+
+    if plan.me in holders:
+        plan.back[owner].append(at_holder)
+
+    if plan.me == owner:
+        plan.gathered[sender].append(at_owner)
+        for holder in holders:
+            plan.returned[holder].append(at_owner)
 
 
 def _assign_owners(
@@ -224,14 +245,12 @@ def _assign_owners(
     owners = [0] * len(pieces)
 
     def least_loaded(ranks: Sequence[int]) -> int:
-        return min(ranks, key=lambda r: (load[r], r))
-
-    def holds(outer: Box, inner: Box) -> bool:
-        return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+        return min(ranks, key=lambda rank: (load[rank], rank))
 
     for number in sorted(range(len(pieces)), key=lambda k: (-pieces[k].flops, k)):
         piece = pieces[number]
-        homes = [r for r in range(num_ranks) if holds(boxes[piece.member][r], piece.box)]
+        held = boxes[piece.member]
+        homes = [rank for rank in range(num_ranks) if _contains(held[rank], piece.box)]
 
         owner = least_loaded(homes or range(num_ranks))
         if load[owner] + piece.flops > _HOME_SLACK * fair:
@@ -241,6 +260,10 @@ def _assign_owners(
         load[owner] += piece.flops
 
     return tuple(owners)
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def exchange(
@@ -255,7 +278,8 @@ def exchange(
     """Cut the parcels `out` (one list per rank) from `sources`, send all of them in one all-to-all
     as `dtype`, and write the received parcels `into` into `targets`. Items number the tensors;
     `into` is in the order in which the sender cuts."""
-    sent, awaited = ([sum(p.numel for p in ps) for ps in parcels] for parcels in (out, into))
+    sent = _sizes(out)
+    awaited = _sizes(into)
     send = torch.empty(sum(sent), dtype=dtype, device=device)
     for region, part in _parts(sources, out, send):
         part.copy_(region)
@@ -275,12 +299,18 @@ def exchange(
         region.copy_(part)
 
 
+def _sizes(parcels: list[list[Parcel]]) -> list[int]:
+    """The number of elements for each rank."""
+    return [sum(parcel.numel for parcel in per_rank) for per_rank in parcels]
+
+
 def _parts(
     items: Sequence[Tensor | None], parcels: list[list[Parcel]], buffer: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each parcel as a region of its item and as a part of the flat buffer, in equal shapes."""
-    flat = [parcel for per_rank in parcels for parcel in per_rank]
-    for parcel, part in zip(flat, buffer.split([p.numel for p in flat]), strict=True):
+    flat = list(itertools.chain.from_iterable(parcels))
+    sizes = [parcel.numel for parcel in flat]
+    for parcel, part in zip(flat, buffer.split(sizes), strict=True):
         item = items[parcel.item]
         assert item is not None
         region = item[parcel.region]
@@ -299,9 +329,7 @@ def _cut(number: int, member: ShardedMatrix, num_ranks: int) -> list[Piece]:
     separate along it. Sharded along it, each rank's box is then a piece if the blocks fit."""
     view = View.parse(member.view)
     length = member.shape[0]
-    along_first = view.axis == ("cols" if view.transposed else "rows")
-    even = view.num > 1 and not view.sizes and not view.groups
-    slabs = length if view.layout == "stack" else view.num if along_first and even else 1
+    slabs = _num_slabs(view, length)
     size = length // slabs
     per_piece = math.ceil(slabs / num_ranks)
 
@@ -311,14 +339,23 @@ def _cut(number: int, member: ShardedMatrix, num_ranks: int) -> list[Piece]:
         box = ((first * size, (first + count) * size), *((0, n) for n in member.shape[1:]))
         part = view if view.layout == "stack" or slabs == 1 else replace(view, num=count)
 
-        flops = sum(
-            num * _flops(member.filter, min(rows, cols), max(rows, cols))
-            for num, rows, cols in block_shapes(str(part), extent(box))
-        )
+        flops = 0
+        for num, rows, cols in block_shapes(str(part), extent(box)):
+            flops += num * _flops(member.filter, min(rows, cols), max(rows, cols))
 
         pieces.append(Piece(number, box, str(part), flops))
 
     return pieces
+
+
+def _num_slabs(view: View, length: int) -> int:
+    """Into how many parts the first dimension can be cut without cutting a block."""
+    if view.layout == "stack":
+        return length
+
+    along_first = view.axis == ("cols" if view.transposed else "rows")
+    is_even = view.num > 1 and not view.sizes and not view.groups
+    return view.num if along_first and is_even else 1
 
 
 @cache
@@ -333,9 +370,8 @@ def _holders(piece: Piece, boxes: Sequence[Box]) -> dict[Box, list[int]]:
     """The regions of a piece on different ranks, each with the ranks that hold it."""
     holders: dict[Box, list[int]] = {}
     for rank, box in enumerate(boxes):
-        region = tuple(
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece.box, box, strict=True)
-        )
+        pairs = zip(piece.box, box, strict=True)
+        region = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
         if all(start < stop for start, stop in region):
             holders.setdefault(region, []).append(rank)
 

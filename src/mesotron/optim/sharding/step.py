@@ -147,7 +147,14 @@ def _part(step: ParamStep, p: DTensor) -> Part:
             grad = grad.redistribute(placements=p.placements)
         grad = grad.to_local()
 
-    return Part(p, step.group, step.state, step.number, p.to_local(), grad)
+    return Part(
+        p,
+        step.group,
+        step.state,
+        step.number,
+        p.to_local(),
+        grad,
+    )
 
 
 def _prepare(step: ParamStep) -> None:
@@ -172,7 +179,15 @@ def _step_mesh(parts: list[Part], team: Team, names: list[str], stats: StepStats
     alignments = []
     for dtype, numbers in _spectral_dtypes(parts, agreed).items():
         chosen = [parts[k] for k in numbers]
-        alignments.append(_step_spectral(chosen, dtype, _among(agreed, numbers), team, local))
+        alignments.append(
+            _step_spectral(
+                chosen,
+                dtype,
+                _among(agreed, numbers),
+                team,
+                local,
+            )
+        )
         groups += [part.group["name"] for part in chosen]
 
     totals = local.totals(names, parts[0].weight.device)
@@ -316,7 +331,11 @@ def _wire_dtype(part: Part) -> torch.dtype:
 
 
 def _step_spectral(
-    parts: list[Part], dtype: torch.dtype, agreed: Agreement, team: Team, stats: StepStats
+    parts: list[Part],
+    dtype: torch.dtype,
+    agreed: Agreement,
+    team: Team,
+    stats: StepStats,
 ) -> Tensor:
     """Filter and step the matrices of one dtype; returns their `_alignment`, [len(parts), 3]."""
     members = tuple(_member(part, team) for part in parts)
@@ -326,13 +345,29 @@ def _step_spectral(
 
     wholes = _empty_pieces(plan, dtype, device)
     directions = [_direct(*pair) for pair in zip(parts, masks, strict=True)]
-    exchange(directions, plan.out, wholes, plan.gathered, team, dtype, device)
+    exchange(
+        directions,
+        plan.out,
+        wholes,
+        plan.gathered,
+        team,
+        dtype,
+        device,
+    )
     del directions  # as large as the shards
 
     filter_and_apply(_owned_blocks(plan, wholes, parts), stats)
 
     updates = [torch.empty_like(part.weight, dtype=dtype) for part in parts]
-    exchange(wholes, plan.returned, updates, plan.back, team, dtype, device)
+    exchange(
+        wholes,
+        plan.returned,
+        updates,
+        plan.back,
+        team,
+        dtype,
+        device,
+    )
 
     alignments = []
     for k, (part, mask, update) in enumerate(zip(parts, masks, updates, strict=True)):
@@ -373,10 +408,23 @@ def _apply(part: Part, update: Tensor, finite: Tensor | None, holder: int) -> No
     # The same for all holders of a copy, another for every other shard.
     seed = rounding_seed(part.group["step"], part.number, holder)
     step_size = part.group["lr"] * part.reference_scale()
-    step_weights(part.weight, update, step_size, part.group, finite, seed)
+    step_weights(
+        part.weight,
+        update,
+        step_size,
+        part.group,
+        finite,
+        seed,
+    )
 
     if part.group["leash"] is not None:
-        pull(part.weight, part.state, part.group, finite, rounding_seed(seed, 0, 1))
+        pull(
+            part.weight,
+            part.state,
+            part.group,
+            finite,
+            rounding_seed(seed, 0, 1),
+        )
 
 
 def _member(part: Part, team: Team) -> ShardedMatrix:

@@ -112,7 +112,13 @@ def _chunk(table, chunks, CHUNK: tl.constexpr):
 
 @triton.jit
 def _peak_kernel(
-    grads, table, chunks, peaks, G_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr
+    grads,
+    table,
+    chunks,
+    peaks,
+    G_DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     tensor, at, inside = _chunk(table, chunks, CHUNK)
     gradient = tl.load(_pointer(grads + tensor, G_DTYPE, ALIGNED) + at, mask=inside, other=0.0)
@@ -207,7 +213,16 @@ def run(batches: list[FusedBatch], addresses: Tensor, numbers: Tensor, stats: St
         counts = torch.stack([step.state["step"] for step in batch.steps])
         corrections = _bias_corrections(counts, lr, beta1, beta2)
         seeds = step_seed(counts, batch.streams)
-        sums.append(_launch(batch, addresses, peak, factors, corrections, seeds))
+        sums.append(
+            _launch(
+                batch,
+                addresses,
+                peak,
+                factors,
+                corrections,
+                seeds,
+            )
+        )
 
     _record(torch.cat(sums), sum(step.param.numel() for step in steps), name, stats)
 

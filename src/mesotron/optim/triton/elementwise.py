@@ -171,21 +171,65 @@ def _tile_peak(
     ROW_MAJOR: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    at = window_pointers(table, block, rows, columns, DTYPE, ROW_MAJOR, ALIGNED)
-    values = tl.load(at, mask=window_mask(rows, columns, m, n, ROW_MAJOR), other=0.0)
+    at = window_pointers(
+        table,
+        block,
+        rows,
+        columns,
+        DTYPE,
+        ROW_MAJOR,
+        ALIGNED,
+    )
+    values = tl.load(
+        at,
+        mask=window_mask(
+            rows,
+            columns,
+            m,
+            n,
+            ROW_MAJOR,
+        ),
+        other=0.0,
+    )
     return tl.max(magnitude_bits(values))
 
 
 @triton.jit
 def _inspect_kernel(
-    table, peak, m, n, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+    table,
+    peak,
+    m,
+    n,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     block = tl.program_id(1)
     rows, columns = tile_axes(tl.program_id(0), n, TILE)
     if is_row_major(table, block):
-        bits = _tile_peak(table, block, rows, columns, m, n, DTYPE, True, ALIGNED)
+        bits = _tile_peak(
+            table,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            DTYPE,
+            True,
+            ALIGNED,
+        )
     else:
-        bits = _tile_peak(table, block, rows, columns, m, n, DTYPE, False, ALIGNED)
+        bits = _tile_peak(
+            table,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            DTYPE,
+            False,
+            ALIGNED,
+        )
 
     tl.atomic_max(peak + block, bits, sem="relaxed")
 
@@ -233,8 +277,24 @@ def _update_tile(
 ):
     # A skipped window is neither read as a gradient nor written as momentum; its X is zero.
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
-    gradient_at = window_pointers(G, block, rows, columns, G_DTYPE, ROW_MAJOR, ALIGNED)
-    momentum_at = window_pointers(M, block, rows, columns, M_DTYPE, ROW_MAJOR, ALIGNED)
+    gradient_at = window_pointers(
+        G,
+        block,
+        rows,
+        columns,
+        G_DTYPE,
+        ROW_MAJOR,
+        ALIGNED,
+    )
+    momentum_at = window_pointers(
+        M,
+        block,
+        rows,
+        columns,
+        M_DTYPE,
+        ROW_MAJOR,
+        ALIGNED,
+    )
     gradient = tl.load(gradient_at, mask=active, other=0.0).to(tl.float32)
     momentum = tl.load(momentum_at, mask=active, other=0.0).to(tl.float32)
     momentum += (1.0 - mu) * (gradient - momentum)
@@ -250,7 +310,17 @@ def _update_tile(
         packed = packed.T
 
     packed_at = X + (block.to(tl.int64) * m + rows)[:, None] * n + columns[None, :]
-    tl.store(packed_at, packed, mask=window_mask(rows, columns, m, n, True))
+    tl.store(
+        packed_at,
+        packed,
+        mask=window_mask(
+            rows,
+            columns,
+            m,
+            n,
+            True,
+        ),
+    )
 
     return energy, bits
 
@@ -374,7 +444,14 @@ def update_momentum(
     # Sum the tiles, take the root and the reciprocal, and keep the new peaks, in one launch.
     norms = torch.empty(3, len(grads), dtype=torch.float32, device=X.device)
     _settle_kernel[(len(grads),)](
-        energies, next_peak, momentum_peak, norms, len(grads), tiles, WIDTH=256, num_warps=2
+        energies,
+        next_peak,
+        momentum_peak,
+        norms,
+        len(grads),
+        tiles,
+        WIDTH=256,
+        num_warps=2,
     )
 
     return Packed(*norms.unbind())
@@ -414,7 +491,17 @@ def _round_stochastically(x, key, tile, SIDE: tl.constexpr):
 @triton.jit
 def _load_update(F, block, rows, columns, m, n):
     at = F + (block.to(tl.int64) * m + rows)[:, None] * n + columns[None, :]
-    return tl.load(at, mask=window_mask(rows, columns, m, n, True), other=0.0).to(tl.float32)
+    return tl.load(
+        at,
+        mask=window_mask(
+            rows,
+            columns,
+            m,
+            n,
+            True,
+        ),
+        other=0.0,
+    ).to(tl.float32)
 
 
 @triton.jit
@@ -443,7 +530,15 @@ def _write_tile(
     if not ROW_MAJOR:
         update = update.T
 
-    at = window_pointers(W, block, rows, columns, W_DTYPE, ROW_MAJOR, ALIGNED)
+    at = window_pointers(
+        W,
+        block,
+        rows,
+        columns,
+        W_DTYPE,
+        ROW_MAJOR,
+        ALIGNED,
+    )
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
 
     weight = kept * tl.load(at, mask=active, other=0.0).to(tl.float32) - step * update
@@ -593,7 +688,15 @@ def _align_tile(
     if not ROW_MAJOR:
         update = update.T
 
-    at = window_pointers(G, block, rows, columns, G_DTYPE, ROW_MAJOR, ALIGNED)
+    at = window_pointers(
+        G,
+        block,
+        rows,
+        columns,
+        G_DTYPE,
+        ROW_MAJOR,
+        ALIGNED,
+    )
     active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
     gradient = tl.load(at, mask=active, other=0.0).to(tl.float32) * factor
 
@@ -625,11 +728,33 @@ def _align_kernel(
     finite = bits < 0x7F800000
     if is_row_major(G, block):
         fg, ff, gg = _align_tile(
-            G, F, block, rows, columns, m, n, factor, finite, G_DTYPE, True, ALIGNED
+            G,
+            F,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            factor,
+            finite,
+            G_DTYPE,
+            True,
+            ALIGNED,
         )
     else:
         fg, ff, gg = _align_tile(
-            G, F, block, rows, columns, m, n, factor, finite, G_DTYPE, False, ALIGNED
+            G,
+            F,
+            block,
+            rows,
+            columns,
+            m,
+            n,
+            factor,
+            finite,
+            G_DTYPE,
+            False,
+            ALIGNED,
         )
 
     at = sums + (block * samples + tl.program_id(0)) * 3
@@ -639,7 +764,10 @@ def _align_kernel(
 
 
 def sample_alignment(
-    grads: WindowTable, F: Tensor, gradient_peak: Tensor, fraction: float = 1 / 64
+    grads: WindowTable,
+    F: Tensor,
+    gradient_peak: Tensor,
+    fraction: float = 1 / 64,
 ) -> Tensor:
     """<F, G>, <F, F> and <G, G> of each window over a share of its tiles, for the cosine. G is
     scaled by a power of two to a peak below 1, so that its squares stay in range; a window that is
@@ -648,7 +776,13 @@ def sample_alignment(
     m, n = grads.shape
     tiles = num_tiles(grads.shape, TILE)
     samples = max(1, round(tiles * fraction))
-    sums = torch.empty(len(grads), samples, 3, dtype=torch.float32, device=F.device)
+    sums = torch.empty(
+        len(grads),
+        samples,
+        3,
+        dtype=torch.float32,
+        device=F.device,
+    )
 
     _align_kernel[(samples, len(grads))](
         grads.entries,

@@ -144,7 +144,16 @@ def _heads_kernel(
     A = A / safe_trace
     quartic = tl.sum(A * A)
     Q = _filter_on_chip(A, coefficients, num_steps, P)
-    passed = _apply_on_chip(Q, X, out, gain * tl.rsqrt(safe_trace), m, n, P, TILE_N)
+    passed = _apply_on_chip(
+        Q,
+        X,
+        out,
+        gain * tl.rsqrt(safe_trace),
+        m,
+        n,
+        P,
+        TILE_N,
+    )
     tl.store(statistics + block * 3, trace)
     tl.store(statistics + block * 3 + 1, quartic)
     tl.store(statistics + block * 3 + 2, passed / (gain * gain))
@@ -161,7 +170,11 @@ _CONFIGS = {
 
 
 def filter_heads(
-    X: Tensor, coefficients: Tensor, out: Tensor | None = None, *, gain: float = 1.0
+    X: Tensor,
+    coefficients: Tensor,
+    out: Tensor | None = None,
+    *,
+    gain: float = 1.0,
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients. X is
     [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it, and may

@@ -75,7 +75,11 @@ def _load(A, B, C, ring, shape, SAME: gl.constexpr, HAS_C: gl.constexpr):
             at = step * DEPTH
             tma.async_copy_global_to_shared(A, [top + i * TILE, at], ready, panels.index(2 * slot))
             tma.async_copy_global_to_shared(
-                B, [top + j * TILE, at], ready, panels.index(2 * slot + 1), pred=apart
+                B,
+                [top + j * TILE, at],
+                ready,
+                panels.index(2 * slot + 1),
+                pred=apart,
             )
             slot, phase = _advance(slot, phase)
 

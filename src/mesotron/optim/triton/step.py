@@ -56,7 +56,10 @@ class FusedStep:
     graph, and from the second run on the host only replays it."""
 
     def __init__(
-        self, candidates: list[ParamStep], beside: list[list[ParamStep]], patience: int = 1
+        self,
+        candidates: list[ParamStep],
+        beside: list[list[ParamStep]],
+        patience: int = 1,
     ) -> None:
         self._signature = _signature(candidates, beside)
         self._taken = [can_fuse(step) for step in candidates]
@@ -92,7 +95,10 @@ class FusedStep:
         return self._signature == _signature(candidates, beside)
 
     def run(
-        self, candidates: list[ParamStep], beside: list[list[ParamStep]], stats: StepStats
+        self,
+        candidates: list[ParamStep],
+        beside: list[list[ParamStep]],
+        stats: StepStats,
     ) -> list[ParamStep]:
         """Step the parameters that the kernels support, and the groups that `beside` marks; returns
         the other parameters, for the plain step."""
@@ -151,7 +157,13 @@ class FusedStep:
         peaks = self._peaks.find(self._buckets)
         for k, bucket in enumerate(self._buckets):
             mu = table[bucket.groups[0], 2]
-            blocks = _run_bucket(bucket, peaks[k], mu, rates[k], seeds[k])
+            blocks = _run_bucket(
+                bucket,
+                peaks[k],
+                mu,
+                rates[k],
+                seeds[k],
+            )
             stats.lazy.append((bucket.names, *blocks))
 
         stats.finite.append((self._names, self._peaks.finite(peaks)))
@@ -285,7 +297,13 @@ class StepReplay:
 
 def _look(p: Tensor, states: Mapping) -> _Seen:
     layout = None if p.grad is None else _layout(p.grad)
-    return _Seen(p, p.data_ptr(), layout, states.get(p), tuple(states.get(p, {}).values()))
+    return _Seen(
+        p,
+        p.data_ptr(),
+        layout,
+        states.get(p),
+        tuple(states.get(p, {}).values()),
+    )
 
 
 def _layout(grad: Tensor) -> tuple:
@@ -384,7 +402,11 @@ class _Inputs:
 
 
 def _run_bucket(
-    bucket: Bucket, peak: Tensor, mu: Tensor, rates: tuple[Tensor, Tensor], seed: Tensor
+    bucket: Bucket,
+    peak: Tensor,
+    mu: Tensor,
+    rates: tuple[Tensor, Tensor],
+    seed: Tensor,
 ) -> tuple[Callable[[], tuple[Filtered, Tensor, int]], Callable[[], Tensor]]:
     """Step a bucket; returns its statistics as `StepStats.lazy` keeps them."""
     lr, decay = rates
@@ -392,13 +414,26 @@ def _run_bucket(
     X, spare = torch.empty(shape, dtype=WORK_DTYPE, device=peak.device).unbind()
 
     packed = elementwise.update_momentum(
-        bucket.grads, bucket.momenta, X, mu, peak, bucket.momentum_peak, nesterov=bucket.nesterov
+        bucket.grads,
+        bucket.momenta,
+        X,
+        mu,
+        peak,
+        bucket.momentum_peak,
+        nesterov=bucket.nesterov,
     )
     filtered, gain, squares = filter_blocks(X, packed, bucket.filter, spare)
 
     rounding = seed if bucket.weights.dtype == torch.bfloat16 else None
     energies = elementwise.write_back(
-        bucket.weights, filtered, lr, decay, bucket.scale, peak, rounding, gain=gain
+        bucket.weights,
+        filtered,
+        lr,
+        decay,
+        bucket.scale,
+        peak,
+        rounding,
+        gain=gain,
     )
 
     alignments = elementwise.sample_alignment(bucket.grads, filtered, peak)
@@ -442,7 +477,10 @@ class _GradientPeaks:
 
 
 def filter_blocks(
-    X: Tensor, packed: elementwise.Packed, filter: Filter, spare: Tensor
+    X: Tensor,
+    packed: elementwise.Packed,
+    filter: Filter,
+    spare: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Filter every block of a bucket by any filter but low-rank. X is [B, m, n] float16 with |X| <=
     1, any scale per block; X and `spare`, like it, are both overwritten. Returns gain * f(X), [B,
@@ -539,7 +577,10 @@ def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
 
 
 def _rescale_to_bound(
-    R: Tensor, gain: Tensor, filter: Filter, shape: tuple[int, int]
+    R: Tensor,
+    gain: Tensor,
+    filter: Filter,
+    shape: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Iterator]:
     """As in `matrix`: divide by the Schatten-8 norm and aim each block's own coefficients."""
     S = symmetric_product(R, R).float()

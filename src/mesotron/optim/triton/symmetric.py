@@ -37,7 +37,15 @@ def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
 
 @triton.jit
 def _load_panel(
-    source, block, row, k, m, n, ROWS: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr
+    source,
+    block,
+    row,
+    k,
+    m,
+    n,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand. Columns
     past n are zero; rows past m are arbitrary and only reach results that are never stored."""
@@ -104,8 +112,28 @@ def _symmetric_kernel(
 
         sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
         for step in range(steps):
-            a = _load_panel(A, block, i * TILE_M, step * TILE_K, m, n, TILE_M, TILE_K, TMA)
-            b = _load_panel(B, block, j * TILE_N, step * TILE_K, m, n, TILE_N, TILE_K, TMA)
+            a = _load_panel(
+                A,
+                block,
+                i * TILE_M,
+                step * TILE_K,
+                m,
+                n,
+                TILE_M,
+                TILE_K,
+                TMA,
+            )
+            b = _load_panel(
+                B,
+                block,
+                j * TILE_N,
+                step * TILE_K,
+                m,
+                n,
+                TILE_N,
+                TILE_K,
+                TMA,
+            )
             sums = tl.dot(a, b.T, sums)
 
         if EVEN:
@@ -166,7 +194,14 @@ class TileConfig:
 # Measured on an H200 in fp16 (benchmarks/optim_step): two programs on a multiprocessor, which hide
 # each other's stores, won or tied at every size that fills the chip; small tiles fill it otherwise.
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
-_LARGE = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
+_LARGE = TileConfig(
+    128,
+    128,
+    64,
+    num_warps=4,
+    num_stages=3,
+    persistent=2,
+)
 # `pingpong` does the same as _LARGE and is quicker. Gluon, in which it is written, is experimental:
 # its names change with Triton's minor versions.
 _PINGPONG_WITH = "3.6."
@@ -265,7 +300,10 @@ def _launch(
 
 
 def gram(
-    X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0, squares: Tensor | None = None
+    X: Tensor,
+    out: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    squares: Tensor | None = None,
 ) -> Tensor:
     """scale * X X^T, computing half of it. X is [B, m, n] contiguous, bf16 or fp16; fastest when n
     is a multiple of 8. `out` may have any dtype. `scale`, a number or float32 [B] on the device, is
