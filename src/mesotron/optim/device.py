@@ -26,8 +26,10 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
 
-    # Each process of a multi-process run has its own GPU.
-    return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
+    if name == "cuda":  # each process of a multi-process run has its own
+        return torch.device(name, local_index())
+
+    return torch.device(name)
 
 
 def use_one_thread_if_small(model: nn.Module, device: torch.device, threads: int | None) -> None:
@@ -46,14 +48,15 @@ def filter_dtype(device: torch.device) -> torch.dtype:
     """The dtype of a filter's products: bfloat16 where it is clearly faster than float32, measured
     once on a CPU, where it can be 200 times slower."""
     if device.type == "cuda":
-        native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if native else torch.float32
+        is_fast = torch.version.hip is not None
+        is_fast = is_fast or torch.cuda.get_device_capability(device) >= (8, 0)
+    elif device.type == "cpu":
+        narrow = _product_seconds(torch.bfloat16)
+        is_fast = narrow * _PROBE_MARGIN < _product_seconds(torch.float32)
+    else:
+        is_fast = False
 
-    if device.type != "cpu":
-        return torch.float32
-
-    fast = _product_seconds(torch.bfloat16) * _PROBE_MARGIN < _product_seconds(torch.float32)
-    return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if is_fast else torch.float32
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
@@ -74,7 +77,10 @@ def rounding_seed(step: int, number: int, part: int) -> int:
 def step_seed(step: Tensor, stream: int | Tensor) -> Tensor:
     """The seed of a step counted on the device, so that a replayed CUDA graph draws new ones."""
     signed = stream - 2**31
-    return _mix((step.int() * _GOLDEN) ^ (signed.int() if isinstance(signed, Tensor) else signed))
+    if isinstance(signed, Tensor):
+        signed = signed.int()
+
+    return _mix((step.int() * _GOLDEN) ^ signed)
 
 
 def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> None:
@@ -82,9 +88,11 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> Non
     weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost.
     Non-finite values pass through. `seed` is from `rounding_seed` or, as a tensor, `step_seed`."""
     bits = values.contiguous().view(torch.int32)
+
     if isinstance(seed, Tensor):  # hash each element's index
         index = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device)
-        noise = _shift_right(_mix(index.mul_(_GOLDEN).add_(seed)), 16).view(bits.shape)
+        hashed = _mix(index.mul_(_GOLDEN).add_(seed))
+        noise = _shift_right(hashed, 16).view(bits.shape)
     else:
         generator = torch.Generator(bits.device).manual_seed(seed)
         noise = torch.randint(

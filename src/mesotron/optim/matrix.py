@@ -48,20 +48,31 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
         SYRK,
     )
 
-    t = None if filter.cutoff is None else _rescale_to_bound(X, A, filter)
+    t = None
+    if filter.cutoff is not None:
+        t = _rescale_to_bound(X, A, filter)
+
     with _no_subnormals(X):
         for segment in plan:
             triples: list[tuple] = list(segment.steps)
-            if t is not None:  # each matrix has its own coefficients, [B, 1, 1]
-                for k in range(len(triples)):
-                    triple, t = aim(t)
-                    triples[k] = tuple(x[:, None, None] for x in triple)
+            if t is not None:
+                triples, t = _aimed(t, len(triples))
 
             run = _gram_segment if segment.form == "gram" else _standard_segment
             X = run(X, A, triples)
             A = None
 
     return Filtered(X, norm, concentration, _sum_of_squares(X))
+
+
+def _aimed(t: Tensor, num_steps: int) -> tuple[list[tuple], Tensor]:
+    """Each matrix's own coefficients for its threshold, [B, 1, 1], and the threshold after them."""
+    triples = []
+    for _ in range(num_steps):
+        triple, t = aim(t)
+        triples.append(tuple(x[:, None, None] for x in triple))
+
+    return triples, t
 
 
 @contextmanager
@@ -84,8 +95,10 @@ def normalize(X: Tensor) -> Tensor:
     """Divide each matrix by its Frobenius norm in place; zero stays zero. Returns the norms, [B] in
     float64, where the squares of 1e-30 and of 1e30 are ordinary numbers."""
     norm = torch.linalg.vector_norm(X, dim=(1, 2), dtype=torch.float64)
+
     largest = torch.finfo(X.dtype).max  # the reciprocal of a norm below 3e-39 must stay finite
-    inverse = norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0)
+    inverse = norm.reciprocal().clamp(max=largest)
+    inverse = inverse.masked_fill(norm == 0, 0.0)
     X.mul_(inverse.to(X.dtype)[:, None, None])
 
     return norm
@@ -104,6 +117,7 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     S = _square(A)
     S = S.to(torch.promote_types(S.dtype, torch.float32))
     bound = _sum_of_squares(S).pow(0.125)
+
     inverse = bound.reciprocal().masked_fill(bound == 0, 0.0)[:, None, None]
     X.mul_(inverse.to(X.dtype))
     A.mul_(inverse.square().to(A.dtype))
@@ -124,12 +138,15 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     B, m, _ = S.shape
     heaviest = S.diagonal(dim1=1, dim2=2).argmax(1)
     column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))
+
     k = torch.arange(1, m + 1, device=S.device, dtype=S.dtype)
     irregular = (0.7 * k * k).sin()[:, None]
 
     v = torch.cat([column, S @ irregular.expand(B, m, 1)], dim=2)
+    tiny = torch.finfo(S.dtype).tiny
     for _ in range(_POWER_STEPS):
-        v = torch.bmm(S, v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny))
+        length = v.norm(dim=1, keepdim=True).clamp_min(tiny)
+        v = torch.bmm(S, v / length)
 
     return v.norm(dim=1).amax(1)
 
@@ -145,7 +162,8 @@ def _standard_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tens
         elif a:
             spare.add_(X, alpha=a)
 
-        X, spare, A = spare, X, None
+        X, spare = spare, X
+        A = None
 
     return X
 
@@ -157,7 +175,9 @@ def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     Q = None
     for k, (a, b, c) in enumerate(triples):
         Z = _combine(R, b, c)
-        Z.diagonal(dim1=1, dim2=2).add_(a if isinstance(a, float) else a[:, 0].to(Z.dtype))
+        added = a if isinstance(a, float) else a[:, 0].to(Z.dtype)
+        Z.diagonal(dim1=1, dim2=2).add_(added)
+
         Q = Z if Q is None else torch.bmm(Q, Z)
 
         if k < len(triples) - 1:
@@ -179,9 +199,12 @@ def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
 
 
 def _keep_rank(X: Tensor, rank: int, norm: Tensor) -> Filtered:
-    U, S, Vh = torch.linalg.svd(X.float() if X.element_size() < 4 else X, full_matrices=False)
+    wide = X.float() if X.element_size() < 4 else X
+    U, S, Vh = torch.linalg.svd(wide, full_matrices=False)
+
     rounding = torch.finfo(S.dtype).eps * X.shape[2]  # a direction below it is not in the data
-    keep = (torch.arange(S.shape[1], device=S.device) < rank) & (rounding < S)
+    is_top = torch.arange(S.shape[1], device=S.device) < rank
+    keep = is_top & (rounding < S)
     kept = torch.bmm(U * keep[:, None, :], Vh)
 
     return Filtered(kept.to(X.dtype), norm, S.pow(4).sum(1), keep.sum(1).float())

@@ -4,7 +4,7 @@ They come from quantities that the step computes anyway (the Gram matrix, the fi
 from small samples, so they cost less than one percent of a step and force no synchronization.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ SAMPLE_TENSORS = 16
 SAMPLE_ELEMENTS = 1024
 
 
-class _Blocks(NamedTuple):
+class _BlockRecord(NamedTuple):
     groups: list[str]
     filtered: Filtered
     step_size: Tensor
@@ -31,22 +31,26 @@ class _Blocks(NamedTuple):
 
     def columns(self) -> Tensor:
         """[B, 7]: the first columns of `StepStats.totals` for each block."""
-        # A block without a gradient (an expert without tokens) says nothing about the filter.
-        live = self.filtered.norm > 0
         passed = self.filtered.passed.double()
         step_size = move(self.step_size.double(), passed.device)
         one = torch.ones_like(passed)
-        seen = (one, self.filtered.concentration.double(), passed, passed < DEAD_NORM**2)
-        moved = (passed * step_size.square(), one * self.numel, one)
+        is_dead = passed < DEAD_NORM**2
 
-        return torch.stack([*moved, *(torch.where(live, x, 0.0) for x in seen)], dim=1)
+        # A block without a gradient (an expert without tokens) says nothing about the filter.
+        is_live = self.filtered.norm > 0
+        of_live = []
+        for x in (one, self.filtered.concentration.double(), passed, is_dead):
+            of_live.append(torch.where(is_live, x, 0.0))
+
+        moved = passed * step_size.square()
+        return torch.stack([moved, one * self.numel, one, *of_live], dim=1)
 
 
 @dataclass
 class StepStats:
     """Collects the records of one step; `read` turns them into named floats."""
 
-    blocks: list[_Blocks] = field(default_factory=list)
+    blocks: list[_BlockRecord] = field(default_factory=list)
     updates: list[tuple[str, Tensor, int]] = field(default_factory=list)
     # The groups of a batch with the flags or the cosines of its members, [B].
     finite: list[tuple[list[str], Tensor]] = field(default_factory=list)
@@ -69,7 +73,7 @@ class StepStats:
         numel: int,
     ) -> None:
         small = filtered._replace(X=filtered.norm)
-        self.blocks.append(_Blocks(groups, small, step_size, numel))
+        self.blocks.append(_BlockRecord(groups, small, step_size, numel))
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
         # In float64, where the square of 1e30 is an ordinary number.
@@ -98,15 +102,18 @@ class StepStats:
             part = sums[:, first : first + columns.shape[1]]
             part.index_add_(0, index, columns.to(device, torch.float64))
 
-        lazy = [_Blocks(groups, *blocks()) for groups, blocks, _ in self.lazy]
-        for record in (*self.blocks, *lazy):
+        for record in self.blocks:
             add(record.groups, 0, record.columns())
+
+        for groups, blocks, _ in self.lazy:
+            add(groups, 0, _BlockRecord(groups, *blocks()).columns())
 
         for group, rms, count in self.updates:
             square = rms.double().square() * count
-            add([group], 7, torch.stack([square, torch.full_like(square, count)])[None])
+            columns = torch.stack([square, torch.full_like(square, count)])
+            add([group], 7, columns[None])
 
-        for groups, cosines in (*self.cosines, *((g, c()) for g, _, c in self.lazy)):
+        for groups, cosines in self._all_cosines():
             add(groups, 9, torch.stack([cosines, torch.ones_like(cosines)], dim=1))
 
         for groups, totals in self.shared:
@@ -114,45 +121,55 @@ class StepStats:
 
         return sums
 
+    def _all_cosines(self) -> Iterator[tuple[list[str], Tensor]]:
+        yield from self.cosines
+        for groups, _, cosines in self.lazy:
+            yield groups, cosines()
+
     def read(self) -> dict[str, float]:
-        listed = (*self.blocks, *self.cosines, *self.shared, *self.lazy)
-        names = sorted({n for groups, *_ in listed for n in groups} | {u[0] for u in self.updates})
+        named: dict[str, float] = {}
+        names = self._names()
+        rows = self.totals(names, torch.device("cpu")).tolist()
+        for name, row in zip(names, rows, strict=True):
+            for key, value in _means(row).items():
+                named[f"{name}/{key}"] = value
 
-        out: dict[str, float] = {}
-        for name, row in zip(names, self.totals(names, torch.device("cpu")).tolist(), strict=True):
-            out |= {f"{name}/{key}": value for key, value in _means(row).items()}
-
-        out["skipped"] = 0.0
+        named["skipped"] = 0.0
         for groups, finite in self.finite:
             for group, ok in zip(groups, finite.tolist(), strict=True):
                 for key in ("skipped", f"{group}/skipped"):
-                    out[key] = out.get(key, 0.0) + (not ok)
+                    named[key] = named.get(key, 0.0) + (not ok)
 
-        return out
+        return named
+
+    def _names(self) -> list[str]:
+        """The groups that have records, sorted."""
+        names = {group for group, *_ in self.updates}
+        for groups, *_ in (*self.blocks, *self.cosines, *self.shared, *self.lazy):
+            names.update(groups)
+
+        return sorted(names)
 
 
 def _means(row: list[float]) -> dict[str, float]:
     moved, elements, blocks, live, concentration, passed, dead, square, count, cosine, pairs = row
-    out: dict[str, float] = {}
+    means: dict[str, float] = {}
     if blocks:
-        out["update_rms"] = (moved / elements) ** 0.5
-        sums = {
-            "concentration": concentration,
-            "passed_rank": passed,
-            "dead_blocks": dead,
-        }
-
-        out |= {name: total / max(live, 1) for name, total in sums.items()}
-        out["blocks"] = blocks
+        live = max(live, 1)
+        means["update_rms"] = (moved / elements) ** 0.5
+        means["concentration"] = concentration / live
+        means["passed_rank"] = passed / live
+        means["dead_blocks"] = dead / live
+        means["blocks"] = blocks
 
     if count:
-        out["update_rms"] = (square / count) ** 0.5
+        means["update_rms"] = (square / count) ** 0.5
 
     if pairs:
         # The step is minus the update, so descent is a cosine above zero.
-        out["cosine"] = cosine / pairs
+        means["cosine"] = cosine / pairs
 
-    return out
+    return means
 
 
 def move(x: Tensor, device: torch.device) -> Tensor:

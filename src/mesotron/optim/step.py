@@ -15,7 +15,7 @@ blocks, [B, m, n] with m <= n, and then the filtered ones.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -131,14 +131,18 @@ def step_weights(
         return
 
     if isinstance(decay, Tensor) or decay:
-        W.mul_(1 - (decay if finite is None else decay * finite))
+        W.mul_(1 - _masked(decay, finite))
 
     if isinstance(step_size, Tensor):
-        W.addcmul_(X, step_size if finite is None else step_size * finite, value=-1)
+        W.addcmul_(X, _masked(step_size, finite), value=-1)
     elif finite is None:
         W.add_(X, alpha=-step_size)
     else:
         W.addcmul_(X, finite, value=-step_size)
+
+
+def _masked(size: float | Tensor, finite: Tensor | None) -> Any:
+    return size if finite is None else size * finite
 
 
 def group_filter(group: Group) -> Filter:
