@@ -101,11 +101,19 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
         a, b, c = _best_quintic(max(low, 0.0240732743 * high), high)
         at_low = _quintic((a, b, c), low)
         at_high = _quintic((a, b, c), high)
+
         center = 2 / (at_low + at_high)
         low = center * at_low
         high = 2 - center * at_low
+
         s = safety if k < steps - 1 else 1.0
-        triples.append((center * a / s, center * b / s**3, center * c / s**5))
+        triples.append(
+            (
+                center * a / s,
+                center * b / s**3,
+                center * c / s**5,
+            )
+        )
 
     return Filter("polar_express", tuple(triples))
 
@@ -175,6 +183,26 @@ def make_filter(
         >>> make_filter("pion", promote=2) == pion(promote=2)
         True
     """
+    _check_options(name, steps, promote, cutoff, rank)
+    if cutoff is not None:
+        return high_pass(cutoff) if steps is None else high_pass(cutoff, suppress=steps)
+
+    options = {
+        "steps": steps,
+        "promote": promote or None,
+        "rank": rank,
+    }
+    return FILTERS[name](**{key: value for key, value in options.items() if value is not None})
+
+
+def _check_options(
+    name: str,
+    steps: int | None,
+    promote: int,
+    cutoff: Cutoff | None,
+    rank: int | None,
+) -> None:
+    """Refuse an option of another filter."""
     if name not in FILTERS:
         raise ValueError(f"unknown filter {name!r}: choose one of {', '.join(FILTERS)}")
     if rank is not None and name != "low_rank":
@@ -183,19 +211,12 @@ def make_filter(
     if cutoff is not None:
         if name != "pion" or promote:
             raise ValueError(f"cutoff={cutoff!r} belongs to the pion filter without promote")
-        return high_pass(cutoff, **({} if steps is None else {"suppress": steps}))
+        return
 
     if promote and name != "pion":
         raise ValueError(f"promote={promote} belongs to the pion filter, not to {name!r}")
     if steps is not None and name == "low_rank":
         raise ValueError(f"steps={steps}: the low_rank filter has none, it is an exact SVD")
-
-    options = {
-        "steps": steps,
-        "promote": promote or None,
-        "rank": rank,
-    }
-    return FILTERS[name](**{key: value for key, value in options.items() if value is not None})
 
 
 def noise_edge(m: int, n: int) -> float:
@@ -236,8 +257,8 @@ def num_promotions(t: float) -> int:
     place = np.float64(t)
     count = 0
     while place < FIXED_POINT - 1e-9:
-        place = aim(place)[1]
-        count = count + 1
+        _, place = aim(place)
+        count += 1
 
     return count
 
@@ -258,15 +279,24 @@ def _best_quintic(low: float, high: float) -> Triple:
     error alternates between its extremes at both ends and the stationary points between them."""
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2
-        return 1.875 / s, -1.25 / s**3, 0.375 / s**5
+        return (
+            1.875 / s,
+            -1.25 / s**3,
+            0.375 / s**5,
+        )
 
     a = b = c = 0.0
     points = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0])
     for _ in range(50):
         powers = points[:, None] ** np.array([1, 3, 5])
-        a, b, c, _error = np.linalg.solve(np.column_stack([powers, [1, -1, 1, -1]]), np.ones(4))
+        errors = [1, -1, 1, -1]
+        a, b, c, _error = np.linalg.solve(np.column_stack([powers, errors]), np.ones(4))
+
+        # Where p'(s) = a + 3 b s^2 + 5 c s^4 is zero.
         root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
-        middle = np.sqrt(np.array([(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)]))
+        squares = [(-3 * b - root) / (10 * c), (-3 * b + root) / (10 * c)]
+        middle = np.sqrt(np.array(squares))
+
         moved = np.array([low, *middle, high])
         if np.abs(moved - points).max() < 1e-13 * high:
             break

@@ -77,8 +77,11 @@ def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float 
     if filters.SUPPRESS not in filter.steps:
         return None
 
-    promotions = Filter(filter.name, tuple(t for t in filter.steps if t == filters.PROMOTE))
-    return threshold(promotions, FIXED_POINT) if promotions.steps else FIXED_POINT
+    promotions = tuple(t for t in filter.steps if t == filters.PROMOTE)
+    if not promotions:
+        return FIXED_POINT
+
+    return threshold(Filter(filter.name, promotions), FIXED_POINT)
 
 
 def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None) -> float:
@@ -91,6 +94,7 @@ def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None
     """
     grid = np.linspace(0.0, 1.0, 20001)
     above = np.flatnonzero(response(filter, grid, shape) >= level)
+
     if not len(above):
         raise ValueError(f"the {filter.name} filter never reaches {level} on [0, 1]")
 
@@ -133,17 +137,22 @@ def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) ->
     total = 0
     wide = (cost.square + 2) * m * m * n  # the Gram matrix, and a product with X
     for form, steps in plan:
-        total += sum(cost.square * m**3 for *_, c in steps if c)
+        num_quintic = sum(1 for *_, c in steps if c)
+        total += num_quintic * cost.square * m**3
+
         if form == "standard":
             total += len(steps) * wide
         else:  # and Q Z and the two of R Z Z, for every step but one
-            total += wide + 3 * cost.commuting * m**3 * (len(steps) - 1)
+            products = 3 * (len(steps) - 1)
+            total += wide + products * cost.commuting * m**3
 
     return total
 
 
 def gram_plan(
-    steps: tuple[Triple, ...], roundoff: float, tolerance: float = GRAM_TOLERANCE
+    steps: tuple[Triple, ...],
+    roundoff: float,
+    tolerance: float = GRAM_TOLERANCE,
 ) -> tuple[Segment, ...]:
     """Cut the steps into Gram segments that stay accurate with this unit roundoff of R: an error of
     R grows by the squared slope at zero with each step, up to `tolerance`."""
@@ -171,4 +180,13 @@ def cheapest_plan(
     """The cheaper of the standard form and the Gram form for this shape, by FLOPs."""
     standard = (Segment("standard", steps),)
     gram = gram_plan(steps, roundoff, tolerance)
-    return min(standard, gram, key=lambda plan: plan_flops(m, n, plan, cost))
+    return min(
+        standard,
+        gram,
+        key=lambda plan: plan_flops(
+            m,
+            n,
+            plan,
+            cost,
+        ),
+    )

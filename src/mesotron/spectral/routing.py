@@ -141,12 +141,7 @@ class RoutingTable:
 
         merged = []
         for key, members in alike.items():
-            indices = [tuple(map(int, _INDEX.findall(row.name))) for row in members]
-            columns = [sorted(set(column)) for column in zip(*indices, strict=True)]
-            if len(members) > 1 and math.prod(map(len, columns)) == len(members):
-                merged.append(replace(members[0], name=key.name.format(*map(_ranges, columns))))
-            else:  # not a full grid of indices
-                merged += members
+            merged += _merge(key.name, members)
 
         return merged
 
@@ -235,22 +230,19 @@ class RoutingTable:
         )
 
         header, *lines = self._cells(full)
-
-        # Narrow terminals drop role and reason; very narrow ones wrap names.
-        fixed = [i for i, title in enumerate(header) if title not in ("role", "reason")]
-        widths = {i: max(len(line[i]) for line in [header, *lines]) for i in fixed}
-        wide = sum(widths.values()) + 36 <= console.width
-
-        shown = range(len(header)) if wide else fixed
+        shown, widths = _fit_columns(header, lines, console.width)
+        is_narrow = len(shown) < len(header)
         for i in shown:
-            if header[i] == "parameter" and not wide:
+            if header[i] == "parameter" and is_narrow:
                 table.add_column(header[i], overflow="fold")
             else:
                 table.add_column(header[i], min_width=widths.get(i), no_wrap=True)
 
         colors = _colors()
+        rule_column = header.index("rule")
         for line in lines:
-            table.add_row(*(line[i] for i in shown), style=colors[line[header.index("rule")]])
+            cells = [line[i] for i in shown]
+            table.add_row(*cells, style=colors[line[rule_column]])
 
         console.print(table, markup=False)
         console.print(self.summary(), markup=False, highlight=False)
@@ -273,6 +265,22 @@ class RoutingTable:
         return [[*line[:5], line[6]] for line in cells]
 
 
+def _fit_columns(
+    header: list[str],
+    lines: list[list[str]],
+    width: int,
+) -> tuple[Sequence[int], dict[int, int]]:
+    """The columns to show, and the width of those that never shrink: narrow terminals drop role and
+    reason; very narrow ones wrap names."""
+    fixed = [i for i, title in enumerate(header) if title not in ("role", "reason")]
+    widths = {}
+    for i in fixed:
+        widths[i] = max(len(line[i]) for line in [header, *lines])
+
+    is_wide = sum(widths.values()) + 36 <= width
+    return (range(len(header)) if is_wide else fixed), widths
+
+
 def _colors() -> dict[str, str]:
     """A color for each rule, in the order in which rules are counted."""
     return {
@@ -281,6 +289,18 @@ def _colors() -> dict[str, str]:
         **dict(zip(AUXILIARY_RULES, cycle(_AUXILIARY_COLORS))),
         "lora": "magenta",
     }
+
+
+def _merge(pattern: str, members: list[Row]) -> list[Row]:
+    """Rows as one, if their layer numbers make up a full grid; `pattern` has {} for each number."""
+    indices = [tuple(map(int, _INDEX.findall(row.name))) for row in members]
+    columns = [sorted(set(column)) for column in zip(*indices, strict=True)]
+    is_grid = math.prod(map(len, columns)) == len(members)
+    if len(members) == 1 or not is_grid:
+        return members
+
+    name = pattern.format(*map(_ranges, columns))
+    return [replace(members[0], name=name)]
 
 
 def _group_name(row: Row) -> str:

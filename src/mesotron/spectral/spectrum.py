@@ -43,7 +43,7 @@ METADATA = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class ResponseCurve:
     label: str
     filter: Filter
     shape: tuple[int, int]  # of the matrix, [m, n] with m <= n
@@ -57,16 +57,24 @@ class Curve:
         return response(self.filter, sigma, self.shape)
 
     def crossing(self, level: float) -> float | None:
-        reached = self.at(np.linspace(0, 1, 2001)).max() >= level
-        return threshold(self.filter, level, self.shape) if reached else None
+        largest = self.at(np.linspace(0, 1, 2001)).max()
+        if largest < level:
+            return None
+
+        return threshold(self.filter, level, self.shape)
 
     @property
     def max_directions(self) -> int:
         """How many directions can pass at half strength or more: their squares sum to at most 1."""
-        if (half := self.crossing(0.5)) is None:
+        half = self.crossing(0.5)
+        if half is None:
             return 0
-        bounded = self.unit == "Frobenius norm"
-        return min(self.shape[0], int(1 / half**2)) if bounded else self.shape[0]
+
+        m, _ = self.shape
+        if self.unit != "Frobenius norm":
+            return m
+
+        return min(m, int(1 / half**2))
 
     @property
     def gigaflops(self) -> tuple[float, float]:
@@ -102,11 +110,26 @@ def run(config: SpectrumConfig) -> int:
     return 0
 
 
-def make_curves(config: SpectrumConfig) -> list[Curve]:
+def make_curves(config: SpectrumConfig) -> list[ResponseCurve]:
     if not config.filters:
         raise ValueError("no filter to show: name at least one, such as muon or pion")
     if (config.promote or config.cutoff) and "pion" not in config.filters:
         raise ValueError("promote and cutoff belong to the pion filter: add pion to the filters")
+
+    rows, columns = sorted(config.shape)
+    curves = []
+    for name in config.filters:
+        for label, options in _variants(name, config):
+            filter = make_filter(name, steps=config.steps, **options)
+            curves.append(ResponseCurve(label, filter, (rows, columns)))
+
+    return curves
+
+
+def _variants(name: str, config: SpectrumConfig) -> list[tuple[str, dict[str, Any]]]:
+    """The curves of one filter: of Pion one for each strength."""
+    if name != "pion":
+        return [(name, {})]
 
     promote = config.promote
     cutoff = config.cutoff
@@ -114,20 +137,13 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
         promote = (0, 2)
         cutoff = ("aligned",)
 
-    variants: list[tuple[str, dict[str, Any]]] = [
-        *((f"pion promote={k}", {"promote": k}) for k in promote),
-        *((f"pion cutoff={c}", {"cutoff": c}) for c in cutoff),
-    ]
+    steps = [(f"pion promote={k}", {"promote": k}) for k in promote]
+    strengths = [(f"pion cutoff={c}", {"cutoff": c}) for c in cutoff]
 
-    rows, columns = sorted(config.shape)
-    return [
-        Curve(label, make_filter(name, steps=config.steps, **options), (rows, columns))
-        for name in config.filters
-        for label, options in (variants if name == "pion" else [(name, {})])
-    ]
+    return [*steps, *strengths]
 
 
-def response_table(curves: list[Curve], grid: tuple[float, ...]) -> Table:
+def response_table(curves: list[ResponseCurve], grid: tuple[float, ...]) -> Table:
     table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
@@ -138,46 +154,62 @@ def response_table(curves: list[Curve], grid: tuple[float, ...]) -> Table:
     return table
 
 
-def property_table(curves: list[Curve], headings: tuple[str, ...]) -> Table:
+def property_table(curves: list[ResponseCurve], headings: tuple[str, ...]) -> Table:
     m, n = curves[0].shape
     table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
 
     for curve, style in zip(curves, cycle(STYLES)):
-        cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
-        slope = spectral.slope_at_zero(curve.filter, curve.shape)
-        texts = ["–" if cell is None else f"{cell:.4f}".removeprefix("0") for cell in cells]
-        texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
-        texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
-        shown = dict(zip(PROPERTIES, texts, strict=True))
-        table.add_row(Text(curve.label, style), *(shown[heading] for heading in headings))
+        cells = _properties(curve)
+        table.add_row(Text(curve.label, style), *(cells[heading] for heading in headings))
 
     return table
 
 
-def _new_table(title: str, first: str) -> Table:
-    look = {
-        "title_justify": "left",
-        "title_style": "bold",
-        "box": box.SIMPLE_HEAD,
-    }
+def _properties(curve: ResponseCurve) -> dict[str, str]:
+    """The cells of a curve, by `PROPERTIES`."""
+    places = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
+    texts = [_place(place) for place in places]
 
-    table = Table(title=title, padding=(0, 0, 0, 1), pad_edge=False, **look)  # pyright: ignore
+    slope = spectral.slope_at_zero(curve.filter, curve.shape)
+    texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
+
+    texts.append(str(curve.max_directions))
+    texts += [f"{cost:.3g}" for cost in curve.gigaflops]
+
+    return dict(zip(PROPERTIES, texts, strict=True))
+
+
+def _place(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}".removeprefix("0")
+
+
+def _new_table(title: str, first: str) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+    )
     table.add_column(first, no_wrap=True)
 
     return table
 
 
-def terminal_plot(curves: list[Curve], axis: str, width: int) -> Text:
+def terminal_plot(curves: list[ResponseCurve], axis: str, width: int) -> Text:
     sigma = sigma_grid(axis, width)
     plot = Text()
     for curve, style in zip(curves, cycle(STYLES)):
-        filled = np.round(curve.at(sigma) / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
-        filled = filled.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
+        eighths = np.round(curve.at(sigma) / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
+        eighths = eighths.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
         for row in reversed(range(PLOT_HEIGHT)):
-            line = "".join(BLOCKS[min(max(n - 8 * row, 0), 8)] for n in filled)
-            plot.append(f"{curve.label if row == 0 else '':>{PLOT_MARGIN - 1}} ")
+            label = curve.label if row == 0 else ""
+            filled = (eighths - 8 * row).clip(0, 8)
+            line = "".join(BLOCKS[k] for k in filled)
+            plot.append(f"{label:>{PLOT_MARGIN - 1}} ")
             plot.append(line + "\n", style)
 
     left = f"σ = {sigma[0]:.3g}"
@@ -197,7 +229,7 @@ def short(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.9995 else f"{value:.3f}".replace("0.", ".")
 
 
-def as_record(curves: list[Curve]) -> dict[str, Any]:
+def as_record(curves: list[ResponseCurve]) -> dict[str, Any]:
     sigma = np.unique(np.concatenate([sigma_grid("log", 121), sigma_grid("linear", 101)]))
     rows = [
         {
@@ -224,7 +256,7 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
     return {**common, "filters": rows}
 
 
-def draw(curves: list[Curve], path: Path, axis: str) -> None:
+def draw(curves: list[ResponseCurve], path: Path, axis: str) -> None:
     if path.suffix not in METADATA:
         raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
     from matplotlib import rc_context
@@ -249,18 +281,16 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
 
-    colors = {True: cycle(WARM), False: cycle(COOL)}
+    warm = cycle(WARM)
+    cool = cycle(COOL)
     for curve in curves:
         heights = curve.at(sigma)
-
-        # A curve that swings about 1 is drawn thin, so that it does not cover the others.
-        width = 0.8 if (np.diff(heights) < -1e-6).any() else 2
-        color = next(colors[curve.label.startswith("pion")])
+        swings = (np.diff(heights) < -1e-6).any()
         axes.plot(
             sigma,
             heights,
-            color=color,
-            linewidth=width,
+            color=next(warm if curve.label.startswith("pion") else cool),
+            linewidth=0.8 if swings else 2,  # thin, so that it does not cover the others
             label=curve.label,
         )
 
