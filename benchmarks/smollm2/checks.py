@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks._lib.results import write_json
 from benchmarks.smollm2.rounded import imitate
 from mesotron.answers.facts import Facts
 from mesotron.answers.verify import Verifier
@@ -40,27 +41,16 @@ Gradient = dict[str, Tensor]
 LAYERS = (2, 10, 18, 26)
 MICRO = 64
 MOMENTUM = 0.95
-FIRST = 6.06
-LATER = 1.0  # norms of the first gradient and of those after it, as an H200 logged
+FIRST = 6.06  # the norm of the first gradient as an H200 logged it
+LATER = 1.0  # and of those after it
+SAMPLES = 8  # of a prompt
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="gradient and sampler of SmolLM2, checked")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        default=24,
-        help="of the first gradient, x 8",
-    )
-
-    parser.add_argument(
-        "--shots",
-        type=int,
-        nargs="*",
-        default=[2, 8],
-    )
-
+    parser.add_argument("--prompts", type=int, default=24, help="of the first gradient, x 8")
+    parser.add_argument("--shots", type=int, nargs="*", default=[2, 8])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     quiet_libraries()
@@ -68,50 +58,45 @@ def main() -> None:
 
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        trainer, parts = make(given, stack, prompts=2, generations=4)
-        found["gradients"] = compare_gradients(trainer, roll(trainer, 2, 4)[0])
-        found["sampler"] = compare_sampler(trainer, parts)
+        trainer, parts = make(given.model, stack, prompts=2, generations=4)
+        batch, _ = roll(trainer, 2, 4)
+        found["gradients"] = compare_gradients(trainer, batch)
+        found["sampler"] = compare_sampler(trainer.model, parts)
         write(found, given.out)
-        trainer, parts = make(given, stack, given.prompts, generations=8)
+
+        trainer, parts = make(given.model, stack, given.prompts, SAMPLES)
         found["first_gradient"] = first_gradient(trainer, given.prompts)
         write(found, given.out)
+
         found["examples"] = {str(shots): try_examples(parts, shots) for shots in given.shots}
         write(found, given.out)
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(found, path, indent=1)
     print(json.dumps(found), flush=True)
 
 
-def make(given: Any, stack: ExitStack, prompts: int, generations: int) -> tuple[Any, Any]:
+def make(model: str, stack: ExitStack, prompts: int, generations: int) -> tuple[Any, Any]:
     """The recipe's trainer as the study builds it, on a CPU."""
-    config: TrainConfig = make_recipe("arith_smollm2")
-    changed = {
-        "prompts": prompts,
-        "generations": generations,
-        "fast": True,
-    }
-
-    config = replace(
-        config,
-        device="cpu",
-        model=replace(config.model, name=given.model),
-        rollout=replace(config.rollout, **changed),
-    )
+    recipe: TrainConfig = make_recipe("arith_smollm2")
+    rollout = replace(recipe.rollout, prompts=prompts, generations=generations, fast=True)
+    named = replace(recipe.model, name=model)
+    config = replace(recipe, device="cpu", model=named, rollout=rollout)
 
     parts = load(config, stack.enter_context(Verifier(config.reward.timeout)))
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
     trainer = build_trainer(parts, RunFolder.create(folder, config, {}))
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-
     return trainer, parts
 
 
 def roll(trainer: Any, prompts: int, generations: int) -> tuple[dict[str, Any], Sequence[Facts]]:
     """A rollout of the first prompts, scored, and the facts of its completions."""
-    rows = [trainer.train_dataset[k] for k in range(prompts) for _ in range(generations)]
+    rows = []
+    for k in range(prompts):
+        rows += [trainer.train_dataset[k]] * generations
     batch, scored = trainer._sample_and_score(rows)
     return to_trl(batch), scored.facts
 
@@ -120,21 +105,38 @@ def gradient(trainer: Any, batch: dict[str, Any], advantages: Tensor) -> Gradien
     """Of the trainer's own loss."""
     B = len(advantages)
     trainer.model.zero_grad()
-
-    for k in range(0, B, MICRO):
-        part = {
-            name: x[k : k + MICRO] if isinstance(x, Tensor) and x.ndim and len(x) == B else x
-            for name, x in batch.items()
-        }
-        part["advantages"] = advantages[k : k + MICRO]
+    for first in range(0, B, MICRO):
+        part = rows_of(batch, B, slice(first, first + MICRO))
+        part["advantages"] = advantages[first : first + MICRO]
         loss = trainer._compute_loss(trainer.model, part)
         (loss * len(part["advantages"]) / B).backward()
 
-    return {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+    return {name: g.clone() for name, g in gradients_of(trainer.model).items()}
+
+
+def rows_of(batch: dict[str, Any], B: int, chosen: slice) -> dict[str, Any]:
+    """Some rows of a batch; what does not have a value for each row is kept."""
+    part = dict(batch)
+    for name, x in batch.items():
+        if isinstance(x, Tensor) and x.ndim and len(x) == B:
+            part[name] = x[chosen]
+    return part
+
+
+def gradients_of(model: Any) -> Gradient:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def dot(a: Gradient, b: Gradient) -> float:
+    return float(sum((a[name] * b[name]).sum() for name in b))
 
 
 def size(g: Gradient) -> float:
     return float(sum(x.double().square().sum() for x in g.values()) ** 0.5)
+
+
+def cosine(a: Gradient, b: Gradient) -> float:
+    return dot(a, b) / size(a) / size(b)
 
 
 def apart(a: Gradient, b: Gradient) -> float:
@@ -146,24 +148,30 @@ def compare_gradients(trainer: Any, batch: dict[str, Any]) -> dict[str, float]:
     """Packed rows against plain rows, and those against a loss from plain logits."""
     advantages = torch.randn(len(batch["advantages"]))
     packed = gradient(trainer, batch, advantages)
+
     shared = trainer.shared_prompts
     trainer.shared_prompts = None
     plain = gradient(trainer, batch, advantages)
     trainer.shared_prompts = shared
+
+    trainer.model.zero_grad()
+    loss_of_logits(trainer.model, batch, advantages).backward()
+    own = gradients_of(trainer.model)
+    return {"packed_against_plain": apart(packed, plain), "plain_against_own": apart(plain, own)}
+
+
+def loss_of_logits(model: Any, batch: dict[str, Any], advantages: Tensor) -> Tensor:
+    """The policy gradient's loss, written down from plain logits."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     T = batch["completion_ids"].shape[1]
+    with as_loaded(model):
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, -T - 1 : -1]
+
+    logprobs = logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
     kept = batch["completion_mask"].float()
-    trainer.model.zero_grad()
-
-    with as_loaded(trainer.model):
-        logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -T - 1 : -1]
-
-    drawn = logits.log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
-    (-(advantages[:, None] * drawn * kept).sum(1) / kept.sum(1)).mean().backward()
-    own = {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}
-
-    return {"packed_against_plain": apart(packed, plain), "plain_against_own": apart(plain, own)}
+    of_rows = (advantages[:, None] * logprobs * kept).sum(1) / kept.sum(1)
+    return -of_rows.mean()
 
 
 class Seen(Sampling):
@@ -176,64 +184,70 @@ class Seen(Sampling):
         return super().draw(logits)
 
 
-def compare_sampler(trainer: Any, parts: Any) -> dict[str, float]:
-    """The fused sampler's log-probabilities against the model's; bfloat16's by imitation."""
+def compare_sampler(model: Any, parts: Any) -> dict[str, float]:
+    """The fused sampler's log-probabilities against the model's; bfloat16's by imitation.
+
+    Legend: B completions, S longest prompt, N longest completion, T tokens that were drawn.
+    """
     tokenizer = parts.tokenizer
-    model = trainer.model
-    eos = tokenizer.eos_token_id
     pad = tokenizer.pad_token_id
+    N = parts.config.rollout.max_tokens
+    prompts = repeat(encode(parts, parts.task.train[:6], parts.config.task), 3)
     Seen.logits.clear()
-    prompts = [p for p in encode(parts, parts.task.train[:6], parts.config.task) for _ in range(3)]
-    longest = parts.config.rollout.max_tokens
-    drawn = FusedSampler(model, [eos], pad, Seen(1.0)).sample(prompts, longest)
-    width = max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), width + longest), pad)
+    drawn = FusedSampler(model, [tokenizer.eos_token_id], pad, Seen(1.0)).sample(prompts, N)
 
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    for row, (prompt, new) in enumerate(zip(prompts, drawn, strict=True)):
-        first = width - len(prompt)
-        end = width + len(new)
-        ids[row, first:end] = torch.tensor([*prompt, *new])
-        mask[row, first:end] = True
-
-    alive = mask[:, width:]
+    ids, mask, S = side_by_side(prompts, drawn, N, pad)
+    alive = mask[:, S:]  # [B, N]
     with torch.no_grad(), as_loaded(model):
-        exact = model(input_ids=ids, attention_mask=mask.long()).logits[:, width - 1 : -1]
+        exact = model(input_ids=ids, attention_mask=mask.long()).logits[:, S - 1 : -1]
+    exact = exact.log_softmax(-1)  # [B, N, V]
 
-    exact = exact.log_softmax(-1)
-    own = torch.stack([x.log_softmax(-1) for x in Seen.logits], dim=1)
-    steps = own.shape[1]
-    tokens = ids[:, width : width + steps, None]
-    off = (own - exact[:, :steps]).gather(-1, tokens)[..., 0].abs()[alive[:, :steps]].max()
+    own = torch.stack([x.log_softmax(-1) for x in Seen.logits], dim=1)  # [B, T, V]
+    T = own.shape[1]
+    difference = (own - exact[:, :T]).gather(-1, ids[:, S : S + T, None])[..., 0].abs()
 
-    sampled, trained = (
-        imitate(
-            model,
-            ids,
-            mask,
-            longest + 1,
-            sampling=one,
-        )[:, :-1]
-        for one in (True, False)
-    )
-
+    sampled = imitate(model, ids, mask, N + 1, sampling=True)[:, :-1]
+    trained = imitate(model, ids, mask, N + 1, sampling=False)[:, :-1]
     kl = (sampled.exp() * (sampled - trained)).sum(-1)[alive].mean()
-    ratio = (sampled - trained).gather(-1, ids[:, width:, None])[..., 0].where(alive, 0.0).sum(1)
+    log_ratio = (sampled - trained).gather(-1, ids[:, S:, None])[..., 0]
 
     return {
-        "largest_difference": float(off),
+        "largest_difference": float(difference[alive[:, :T]].max()),
         "bfloat16_kl": float(kl),
-        "bfloat16_log_ratio_spread": float(ratio.std()),
+        "bfloat16_log_ratio_spread": float(log_ratio.where(alive, 0.0).sum(1).std()),
     }
+
+
+def side_by_side(
+    prompts: list[list[int]], completions: list[list[int]], longest: int, pad: int
+) -> tuple[Tensor, Tensor, int]:
+    """[B, S + longest] ids and mask, prompts padded on the left, and S."""
+    S = max(map(len, prompts))
+    ids = torch.full((len(prompts), S + longest), pad)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        first = S - len(prompt)
+        end = S + len(completion)
+        ids[row, first:end] = torch.tensor([*prompt, *completion])
+        mask[row, first:end] = True
+    return ids, mask, S
+
+
+def repeat(items: Sequence[Any], times: int) -> list[Any]:
+    """Each item so many times in a row."""
+    return [item for item in items for _ in range(times)]
 
 
 def encode(parts: Any, problems: Sequence[Any], task: Any) -> list[list[int]]:
     """Prompts as token ids."""
-    made = [build_prompt(p, task, parts.task.format, parts.task.examples) for p in problems]
-    make = parts.tokenizer.apply_chat_template
-    texts = [make(one, tokenize=False, add_generation_prompt=True) for one in made]
-
-    return [parts.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    encoded = []
+    for problem in problems:
+        prompt = build_prompt(problem, task, parts.task.format, parts.task.examples)
+        text = parts.tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True
+        )
+        encoded.append(parts.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encoded
 
 
 def try_examples(parts: Any, shots: int) -> dict[str, float]:
@@ -244,49 +258,49 @@ def try_examples(parts: Any, shots: int) -> dict[str, float]:
     parts = replace(parts, task=load_task(task))
     problems = parts.task.eval[:48]
     tokenizer = parts.tokenizer
-    prompts = [p for p in encode(parts, problems, task) for _ in range(8)]
     eos = tokenizer.eos_token_id
+
+    prompts = repeat(encode(parts, problems, task), SAMPLES)
     sampler = FusedSampler(parts.model, [eos], tokenizer.pad_token_id, Sampling(1.0))
     drawn = sampler.sample(prompts, parts.config.rollout.max_tokens)
 
-    facts = parts.judge.judge(
-        tokenizer.batch_decode(drawn, skip_special_tokens=True),
-        [p.gold for p in problems for _ in range(8)],
-        [ids[-1] != eos for ids in drawn],
-    )
+    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    golds = repeat([problem.gold for problem in problems], SAMPLES)
+    facts = parts.judge.judge(texts, golds, [ids[-1] != eos for ids in drawn])
 
-    groups = [facts[k : k + 8] for k in range(0, len(facts), 8)]
+    formatted = torch.tensor([fact.formatted for fact in facts]).float()
+    correct = torch.tensor([fact.correct for fact in facts]).float()
     return {
-        "formatted": sum(f.formatted for f in facts) / len(facts),
-        "correct": sum(f.correct for f in facts) / len(facts),
-        "groups_with_a_right_answer": sum(any(f.correct for f in g) for g in groups) / len(groups),
+        "formatted": formatted.mean().item(),
+        "correct": correct.mean().item(),
+        "groups_with_a_right_answer": correct.view(-1, SAMPLES).amax(1).mean().item(),
     }
 
 
 def first_gradient(trainer: Any, prompts: int) -> dict[str, Any]:
     """Sizes with and without the format's reward, and what momentum keeps of the former."""
-    batch, facts = roll(trainer, prompts, 8)
-    both = torch.tensor([0.1 * f.formatted + f.correct for f in facts])
-    right = torch.tensor([float(f.correct) for f in facts])
+    batch, facts = roll(trainer, prompts, SAMPLES)
+    two_part = torch.tensor([0.1 * fact.formatted + fact.correct for fact in facts])
+    right = torch.tensor([float(fact.correct) for fact in facts])
 
-    one, other = (
-        {n: x for n, x in gradient(trainer, batch, advantages(r, 8)).items() if "proj" in n}
-        for r in (both, right)
-    )
-
-    cosine = float(sum((one[n] * other[n]).sum() for n in one)) / size(one) / size(other)
-    sizes = {
-        "two_part": size(one),
-        "right_alone": size(other),
-        "cosine": cosine,
+    first = projections(gradient(trainer, batch, advantages(two_part)))
+    later = projections(gradient(trainer, batch, advantages(right)))
+    return {
+        "two_part": size(first),
+        "right_alone": size(later),
+        "cosine": cosine(first, later),
+        "ten_steps_later": momentum_later(first, later, steps=10),
     }
 
-    return sizes | {"ten_steps_later": momentum_later(one, other, steps=10)}
+
+def projections(g: Gradient) -> Gradient:
+    return {name: x for name, x in g.items() if "proj" in name}
 
 
-def advantages(rewards: Tensor, group: int) -> Tensor:
-    x = rewards.view(-1, group)
-    return ((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-4)).flatten()
+def advantages(rewards: Tensor) -> Tensor:
+    x = rewards.view(-1, SAMPLES)
+    centered = x - x.mean(1, keepdim=True)
+    return (centered / (x.std(1, keepdim=True) + 1e-4)).flatten()
 
 
 def momentum_later(first: Gradient, later: Gradient, steps: int) -> dict[str, list[float]]:
@@ -294,20 +308,17 @@ def momentum_later(first: Gradient, later: Gradient, steps: int) -> dict[str, li
 
     The later ones are taken as one direction whose size grows as that of independent gradients.
     """
-    names = [n for n in first if any(f"layers.{k}." in n for k in LAYERS)]
-    A, B = ({n: g[n] / size(g) for n in names} for g in (first, later))
+    names = [name for name in first if any(f"layers.{k}." in name for k in LAYERS)]
+    A = {name: first[name] / size(first) for name in names}
+    B = {name: later[name] / size(later) for name in names}
     grown = LATER * ((1 - MOMENTUM ** (2 * steps)) / (1 - MOMENTUM**2)) ** 0.5
 
     found = {}
     for clip, start in (("auxiliary", FIRST), ("all", LATER)):
+        kept = start * MOMENTUM**steps
         for rule in ("muon", "noise"):
-            kept = start * MOMENTUM**steps
-            step = {n: filtered(kept * A[n] + grown * B[n], rule) for n in names}
-            found[f"{rule}, clip {clip}"] = [
-                float(sum((step[n] * g[n]).sum() for n in names)) / size(step) / size(g)
-                for g in (A, B)
-            ]
-
+            step = {name: filtered(kept * A[name] + grown * B[name], rule) for name in names}
+            found[f"{rule}, clip {clip}"] = [cosine(step, A), cosine(step, B)]
     return found
 
 

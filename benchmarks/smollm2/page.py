@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import by_key, where
 from benchmarks.smollm2.accounts import levers, spectrum, step_map
 from benchmarks.smollm2.draw import draw_gsm8k, draw_levers, draw_map, draw_spectrum
 from benchmarks.smollm2.plan import Cell, key_of
@@ -27,14 +28,17 @@ PATHS = ("model", "folder", "out", "state", "cells", "gsm8k")  # a machine's own
 def main(places: list[str], folder: Path = HERE) -> None:
     """Write the tables, the pictures and the cells of the results in these files to a folder."""
     files = [read_json(Path(place)) for place in places]
-    cells = {key_of(cell): cell for found in files for cell in found["cells"]}
+    cells: dict[str, Cell] = {}
+    for file in files:
+        cells |= by_key(file["cells"], key_of)
+
     found = files[-1] | {"cells": list(cells.values())}
-    told = {name: value for name, value in found["settings"].items() if name not in PATHS}
-    write_json(found | {"settings": told}, folder / "results.json.gz")
+    settings = {name: value for name, value in found["settings"].items() if name not in PATHS}
+    write_json(found | {"settings": settings}, folder / "results.json.gz")
 
     page = [f"# Tables of the SmolLM2 study\n\n{circumstances(found)}\n"]
     for name, section in SECTIONS.items():
-        own = [cell for cell in cells.values() if cell["part"] == name]
+        own = where(cells.values(), part=name)
         if own:
             section.draw(own, folder / f"{name}.png")
             picture = f"![{section.title}]({name}.png)"

@@ -40,13 +40,7 @@ class Supervised:
         self.model, self.tokenizer = load_model(config.model, self.device)
         self.batch = config.rollout.prompts
 
-        solved = SftConfig(
-            model=config.model,
-            task=config.task,
-            steps=steps,
-            batch=self.batch,
-        )
-
+        solved = SftConfig(model=config.model, task=config.task, steps=steps, batch=self.batch)
         self.rows = make_demonstrations(self.task, solved, self.tokenizer)
         self.model.train()
 
@@ -54,19 +48,18 @@ class Supervised:
         """Batches in their order, padded on the right."""
         for first in range(0, len(self.rows), self.batch):
             rows = self.rows[first : first + self.batch]
-            long = max(map(len, rows["input_ids"]))
-            pad = self.tokenizer.pad_token_id
-            ids = [one + [pad] * (long - len(one)) for one in rows["input_ids"]]
-            labels = [one + [IGNORED] * (long - len(one)) for one in rows["labels"]]
-            mask = [[1] * len(one) + [0] * (long - len(one)) for one in rows["input_ids"]]
-
-            made = {
-                "input_ids": ids,
-                "labels": labels,
-                "attention_mask": mask,
+            ones = [[1] * len(ids) for ids in rows["input_ids"]]
+            yield {
+                "input_ids": self.padded(rows["input_ids"], self.tokenizer.pad_token_id),
+                "labels": self.padded(rows["labels"], IGNORED),
+                "attention_mask": self.padded(ones, 0),
             }
 
-            yield {name: torch.tensor(x, device=self.device) for name, x in made.items()}
+    def padded(self, rows: list[list[int]], value: int) -> Tensor:
+        """[B, S], filled up on the right."""
+        longest = max(map(len, rows))
+        filled = [row + [value] * (longest - len(row)) for row in rows]
+        return torch.tensor(filled, device=self.device)
 
     def backward(self, batch: dict[str, Tensor]) -> None:
         """The gradient of the mean over the completions' tokens, a few rows at a time; in bfloat16
@@ -74,9 +67,10 @@ class Supervised:
         learned = (batch["labels"][:, 1:] != IGNORED).sum()
         for first in range(0, len(batch["labels"]), ROWS):
             piece = {name: x[first : first + ROWS] for name, x in batch.items()}
+            share = (piece["labels"][:, 1:] != IGNORED).sum() / learned
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
                 loss = self.model(**piece).loss  # pyright: ignore
-            (loss * (piece["labels"][:, 1:] != IGNORED).sum() / learned).backward()
+            (loss * share).backward()
 
     def accuracy(self) -> float:
         """Greedy, on the held-out problems."""
@@ -105,13 +99,7 @@ class Supervised:
 def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """Train the model that a part starts from; None if time was up."""
     began = time.time()
-    usual: Cell = {
-        "optim": "adamw",
-        "objective": "grpo",
-        "rate": RATE,
-        "gain": 1.0,
-    }
-
+    usual: Cell = {"optim": "adamw", "objective": "grpo", "rate": RATE, "gain": 1.0}
     full = usual | {"steps": 1, "set": []} | cell
     config = config_of(full, given, Path("unused"))
     made = Supervised(config, given.gsm8k_sft or GSM8K_ROWS // config.rollout.prompts)
@@ -126,9 +114,4 @@ def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     made.model.save_pretrained(draft)
     made.tokenizer.save_pretrained(draft)
     draft.rename(folder)
-
-    return cell | {
-        "curve": curve,
-        "accuracy": curve[-1][1],
-        "seconds": time.time() - began,
-    }
+    return cell | {"curve": curve, "accuracy": curve[-1][1], "seconds": time.time() - began}

@@ -18,6 +18,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
+from benchmarks._lib.rows import values
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.answers.verify import Verifier
 from mesotron.compare.health import diverged_at, health_of
@@ -85,21 +86,21 @@ class Rows(TrainerCallback):
 def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
     """The recipe's config with everything that a cell changes."""
     warm = warm_folder(given.state, cell["part"])
-    changes = [f"model.name={warm if warm.exists() else given.folder}", f"device={given.device}"]
-    changes += [f"rollout.micro_batch={given.micro_batch}", f"watch.snr_every={SNR_EVERY}"]
-    changes += [] if given.plain else FAST
-    changes += [*GSM8K, f"task.data={given.gsm8k}"] if cell["part"] == "gsm8k" else []
+    changes = [
+        f"model.name={warm if warm.exists() else given.folder}",
+        f"device={given.device}",
+        f"rollout.micro_batch={given.micro_batch}",
+        f"watch.snr_every={SNR_EVERY}",
+    ]
+    if not given.plain:
+        changes += FAST
+    if cell["part"] == "gsm8k":
+        changes += [*GSM8K, f"task.data={given.gsm8k}"]
     changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
-    kind = Language("arith_smollm2", changes)
-    contender = kind.contenders([cell["optim"]], [cell["objective"]])[0]
 
-    config = kind.settings(
-        contender,
-        cell["rate"],
-        cell["seed"],
-        run,
-        cell["gain"],
-    )
+    kind = Language("arith_smollm2", changes)
+    (contender,) = kind.contenders([cell["optim"]], [cell["objective"]])
+    config = kind.settings(contender, cell["rate"], cell["seed"], run, cell["gain"])
     return fit_micro_batch(config)
 
 
@@ -107,8 +108,8 @@ def fit_micro_batch(config: TrainConfig) -> TrainConfig:
     """Smaller micro-batches where an update has fewer rows, or rows that it does not divide."""
     rollout = config.rollout
     rows = rollout.prompts * rollout.generations // rollout.updates
-    micro = next(k for k in range(min(rollout.micro_batch or rows, rows), 0, -1) if rows % k == 0)
-
+    most = min(rollout.micro_batch or rows, rows)
+    micro = next(k for k in range(most, 0, -1) if rows % k == 0)
     return replace(config, rollout=replace(rollout, micro_batch=micro))
 
 
@@ -217,15 +218,7 @@ def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> N
 
     every = given.final_steps // 4
     problems = len(parts.task.eval)
-    trainer.add_callback(
-        EvalEvery(
-            every,
-            trainer,
-            now,
-            start=now(),
-            problems=problems,
-        )
-    )
+    trainer.add_callback(EvalEvery(every, trainer, now, start=now(), problems=problems))
 
 
 def summary(parts: Parts, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> Cell:
@@ -240,8 +233,7 @@ def summary(parts: Parts, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> C
         formatted = after["greedy"]["rates"]["facts/formatted"]
 
     health = health_of(rows)
-    times = [row["step_time"] for row in rows if "step_time" in row]
-
+    times = values(rows, "step_time")
     return {
         "solved": solved,
         "accuracy": solved.count("1") / len(solved),
@@ -258,18 +250,24 @@ def summary(parts: Parts, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> C
 
 def dead_blocks(rows: list[dict[str, Any]]) -> float | None:
     """The mean share of filtered blocks that made no step; None without a filter."""
-    names = [name for name in (rows[-1] if rows else {}) if name.endswith("/dead_blocks")]
-    found = [row[name] for row in rows for name in names if name in row]
-    return statistics.fmean(found) if found else None
+    if not rows:
+        return None
+
+    shares = []
+    for name in rows[-1]:
+        if name.endswith("/dead_blocks"):
+            shares += values(rows, name)
+    return statistics.fmean(shares) if shares else None
 
 
 def column(rows: list[dict[str, Any]], name: str) -> list[list[float]]:
     """[step, value] pairs to four digits; of a long run, means of ten."""
     pairs = [(row["step"], row[name]) for row in rows if name in row]
     size = 10 if len(rows) > LONG else 1
-    blocks = [pairs[k : k + size] for k in range(0, len(pairs), size)]
 
-    return [
-        [block[-1][0], float(f"{statistics.fmean(value for _, value in block):.4g}")]
-        for block in blocks
-    ]
+    means = []
+    for first in range(0, len(pairs), size):
+        block = pairs[first : first + size]
+        mean = statistics.fmean(value for _, value in block)
+        means.append([block[-1][0], float(f"{mean:.4g}")])
+    return means
