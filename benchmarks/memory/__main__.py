@@ -19,26 +19,27 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.plan.__main__ import KINDS, TINY, build
-from mesotron.answers.facts import Judge
+from benchmarks._lib.parts import parts_around
+from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import table as markdown
+from benchmarks._lib.rows import where
+from benchmarks.plan.__main__ import TINY, build, kind_of
 from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, ObjectiveConfig, OptimConfig, RolloutConfig, TrainConfig
 from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
-from mesotron.rewards.call import make_reward
 from mesotron.rlvr.lifecycle import quiet_libraries
-from mesotron.rlvr.parts import Parts, build_trainer
+from mesotron.rlvr.parts import build_trainer
 from mesotron.rlvr.plan.estimate import predict
 from mesotron.rlvr.plan.setup import Lengths
-from mesotron.rlvr.plan.shapes import GIB, SHAPES, find_device
-from mesotron.rlvr.trl_arguments import trl_arguments
+from mesotron.rlvr.plan.shapes import GIB, SHAPES, Shape, find_device
 from mesotron.runs import RunFolder
-from mesotron.tasks.load import load_task
 
 SIZES = ("qwen2.5-0.5b", "qwen3-1.7b", "qwen3-4b")
 METHODS: dict[str, dict[str, Any]] = {
@@ -47,220 +48,208 @@ METHODS: dict[str, dict[str, Any]] = {
     "QLoRA": {"lora": 16, "load": "4bit"},
 }
 OPTIMIZERS = ("adamw", "muon", "muon_sgd")
-CELLS = [(size, method, optim) for size in SIZES for method in METHODS for optim in OPTIMIZERS]
+NAMES = ("size", "method", "optim")
+CELLS = list(product(SIZES, METHODS, OPTIMIZERS))
+ROLLOUT = RolloutConfig(prompts=8, generations=8, max_tokens=128, micro_batch=8, fast=False)
+SMALL = replace(ROLLOUT, prompts=2, generations=2, max_tokens=8, micro_batch=4)
 
 
 def measure(
     size: str, method: str, optim: str, models: Path, small: bool, checkpointing: bool
 ) -> dict[str, Any]:
+    """Train two steps and compare the memory with the plan's."""
     quiet_libraries()
     device = choose_device("auto")
     on_gpu = device.type == "cuda"
-    options = METHODS[method]
-
-    # As `--model.dtype auto` resolves: mixed for full training, bfloat16 below LoRA.
-    dtype = "float32" if not on_gpu else "bfloat16" if options else "mixed"
-    rollout = RolloutConfig(
-        prompts=8,
-        generations=8,
-        max_tokens=128,
-        micro_batch=8,
-        fast=False,
-    )
-
     shape = SHAPES[size]
     if small:
         shape = TINY._replace(head_norms=shape.head_norms)
-        rollout = replace(
-            rollout,
-            prompts=2,
-            generations=2,
-            max_tokens=8,
-            micro_batch=4,
-        )
 
-    model_config = ModelConfig(
-        name=size, dtype=dtype, gradient_checkpointing=checkpointing, **options
-    )  # type: ignore[arg-type]
-    config = TrainConfig(
-        model=model_config,
+    config = config_of(size, method, optim, on_gpu, small, checkpointing)
+    _, tokenizer = load_model(ModelConfig(name="tiny"))
+    model = make_model(config.model, shape, tokenizer, device, models / size)
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+    else:
+        start = model.get_memory_footprint()
+
+    trainer, seconds = train(config, model, tokenizer, device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    tokens = config.rollout.max_tokens
+    lengths = Lengths(prompt=64, completion=tokens, longest=tokens)
+    plan = predict(config, shape, find_device(name_device(device)), lengths)
+
+    row: dict[str, Any] = {
+        "size": size,
+        "method": method,
+        "optim": optim,
+        "parameters": shape.parameters,
+        "trained": sum(p.numel() for p in trained),
+        "weights_gib": start / GIB,
+        "seconds": round(seconds, 1),
+        "device": name_device(device),
+        "state_gib": state_gib(trainer.optimizer),
+        "finite": all(bool(p.isfinite().all()) for p in trained),
+        "planned_gib": plan.allocated,
+    }
+    if on_gpu:
+        row["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        row["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+    return row
+
+
+def config_of(
+    size: str, method: str, optim: str, on_gpu: bool, small: bool, checkpointing: bool
+) -> TrainConfig:
+    options = METHODS[method]
+    dtype = "float32"
+    if on_gpu:  # as `--model.dtype auto` resolves
+        dtype = "bfloat16" if options else "mixed"
+
+    model = {"name": size, "dtype": dtype, "gradient_checkpointing": checkpointing, **options}
+    return TrainConfig(
+        model=ModelConfig(**model),
         optim=OptimConfig(name=optim),
-        rollout=rollout,
+        rollout=SMALL if small else ROLLOUT,
         steps=2,
         objective=ObjectiveConfig(beta=0.0),
         save_every=0,
         guard="off",
     )  # type: ignore[arg-type]
 
-    _, tokenizer = load_model(ModelConfig(name="tiny"))
-    kind = next(kind for prefix, kind in KINDS.items() if size.startswith(prefix))
-    width = torch.float32 if dtype in ("float32", "mixed") else torch.bfloat16
 
-    whole = models / size
-    if "load" not in options or not whole.is_dir():
-        model = build(
-            shape,
-            kind,
-            width,
-            device,
-            tokenizer.eos_token_id,
-        )
+def make_model(
+    config: ModelConfig, shape: Shape, tokenizer: Any, device: torch.device, whole: Path
+) -> Any:
+    """A model with random weights; one that is rounded to 4 bits is read from a folder.
 
-    if "load" in options:  # weights are rounded while they are read
-        if not whole.is_dir():
-            model.save_pretrained(whole)
-            tokenizer.save_pretrained(whole)
-            del model
+    Args:
+        config: of the model.
+        shape: of the matrices.
+        tokenizer: whose end token ends completions.
+        device: where it trains.
+        whole: the folder of the model in full precision, made if it is not there.
+    """
+    width = torch.float32 if config.dtype in ("float32", "mixed") else torch.bfloat16
+    is_rounded = config.load != ModelConfig().load
+    if not is_rounded or not whole.is_dir():
+        model = build(shape, kind_of(config.name), width, device, tokenizer.eos_token_id)
+        if not is_rounded:
+            return model
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)
+        del model
 
-        model, _ = load_model(replace(model_config, name=str(whole)), device)
+    return load_model(replace(config, name=str(whole)), device)[0]
 
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
-    start = torch.cuda.memory_allocated() / GIB if on_gpu else model.get_memory_footprint() / GIB
-    task = load_task(replace(config.task, num_train=64, num_eval=2))
+def train(
+    config: TrainConfig, model: Any, tokenizer: Any, device: torch.device
+) -> tuple[Any, float]:
+    """The trainer after its steps, and the seconds that they took."""
+    small_task = replace(config.task, num_train=64, num_eval=2)
     with Verifier() as verifier, tempfile.TemporaryDirectory() as folder:
-        judge = Judge(task.format, verifier)
-        reward = make_reward(config.reward, judge, rollout.max_tokens)
-        arguments = trl_arguments(config.objective, rollout, config.optim)
-
-        parts = Parts(
-            config,
-            device,
-            model,
-            tokenizer,
-            task,
-            judge,
-            reward,
-            arguments,
-        )
-
+        parts = parts_around(model, tokenizer, config, device, verifier, small_task)
         trainer = build_trainer(parts, RunFolder.create(Path(folder) / "run", config, {}))
         trainer._save_checkpoint = lambda *_, **__: None  # type: ignore
         began = time.perf_counter()
         trainer.train()
-        seconds = time.perf_counter() - began
+        return trainer, time.perf_counter() - began
 
-    states = [one for state in trainer.optimizer.state.values() for one in state.values()]
-    tensors = [one for one in states if isinstance(one, torch.Tensor)]
-    row: dict[str, Any] = {
-        "size": size,
-        "method": method,
-        "optim": optim,
-        "parameters": shape.parameters,
-        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "weights_gib": start,
-        "seconds": round(seconds, 1),
-        "device": name_device(device),
-        "state_gib": sum(one.numel() * one.element_size() for one in tensors) / GIB,
-        "finite": all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad),
-    }
 
-    lengths = Lengths(
-        prompt=64,
-        completion=rollout.max_tokens,
-        longest=rollout.max_tokens,
-    )
-
-    plan = predict(config, shape, find_device(name_device(device)), lengths)
-    row["planned_gib"] = plan.allocated
-
-    if on_gpu:
-        row["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        row["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
-
-    return row
+def state_gib(optimizer: torch.optim.Optimizer) -> float:
+    """Memory of the optimizer's state."""
+    total = 0
+    for state in optimizer.state.values():
+        for one in state.values():
+            if isinstance(one, torch.Tensor):
+                total += one.numel() * one.element_size()
+    return total / GIB
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Peak (planned) GiB, a line per size and method; without a GPU the state of the optimizer."""
-    found = {(row["size"], row["method"], row["optim"]): row for row in rows}
+    lines = []
+    for size, method in product(SIZES, METHODS):
+        shown = []
+        for optim in OPTIMIZERS:
+            found = where(rows, size=size, method=method, optim=optim)
+            shown.append(memory_of(found[0]) if found else "-")
+        lines.append([f"{size} {method}", *shown])
+    return markdown(["peak (planned) GiB", *OPTIMIZERS], lines)
 
-    def cell(row: dict[str, Any] | None) -> str:
-        if row is None or "error" in row:
-            return "-" if row is None else "error"
-        if "peak_gib" in row:
-            return f"{row['peak_gib']:.1f} ({row['planned_gib']:.1f})"
 
-        return f"state {row['state_gib']:.4f}"
-
-    lines = [f"| peak (planned) GiB | {' | '.join(OPTIMIZERS)} |", "|---" * 4 + "|"]
-    for size, method in dict.fromkeys((size, method) for size, method, _ in CELLS):
-        cells = [cell(found.get((size, method, optim))) for optim in OPTIMIZERS]
-        lines.append(f"| {size} {method} | {' | '.join(cells)} |")
-
-    return "\n".join(lines)
+def memory_of(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "error"
+    if "peak_gib" in row:
+        return f"{row['peak_gib']:.1f} ({row['planned_gib']:.1f})"
+    return f"state {row['state_gib']:.4f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=540,
-        help="start no cell after this",
-    )
-
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=list(SIZES),
-        choices=SIZES,
-    )
-
+    parser.add_argument("--seconds", type=float, default=540, help="start no cell after this")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a CPU")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)
-
     given = parser.parse_args()
+
     if given.cell:
-        print(json.dumps(measure(*given.cell, given.models, given.small, given.checkpointing)))
+        row = measure(*given.cell, given.models, given.small, given.checkpointing)
+        print(json.dumps(row))
         return
 
-    given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as models:
         print(table(measure_all(given, models)))
 
 
 def measure_all(given: argparse.Namespace, models: str) -> list[dict[str, Any]]:
-    began = time.perf_counter()
+    """Every cell that the result lacks."""
+    deadline = time.perf_counter() + given.seconds
     path = given.out / "result.json"
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    rows = [row for row in rows if "error" not in row]
-    known = {(row["size"], row["method"], row["optim"]) for row in rows}
+    rows = []
+    if path.is_file():
+        rows = [row for row in read_json(path)["rows"] if "error" not in row]
 
-    flags = ["--small"] * given.small + ["--checkpointing"] * given.checkpointing
-    for cell in (cell for cell in CELLS if cell[0] in given.sizes and cell not in known):
-        row: dict[str, Any] = dict(zip(("size", "method", "optim"), cell, strict=True))
-        if time.perf_counter() - began > given.seconds:
-            row["error"] = "no time left"
+    for cell in CELLS:
+        named = dict(zip(NAMES, cell, strict=True))
+        if named["size"] not in given.sizes or where(rows, **named):
+            continue
+
+        if time.perf_counter() > deadline:
+            row = named | {"error": "no time left"}
         else:
-            # Its own process: what a cell leaves behind must not count for the next.
-            command = [sys.executable, "-m", "benchmarks.memory", *flags, "--models", models]
-            done = subprocess.run(
-                [*command, "--cell", *cell], capture_output=True, text=True, check=False
-            )
-
-            lines = done.stdout.strip().splitlines()
-            if done.returncode == 0 and lines:
-                row = json.loads(lines[-1])
-            else:
-                row["error"] = (done.stderr.strip().splitlines() or ["?"])[-1][:300]
+            row = measure_apart(named, given, models)
 
         rows.append(row)
         print(json.dumps(row), flush=True)
-        record = {
-            "checkpointing": given.checkpointing,
-            "small": given.small,
-            "rows": rows,
-        }
-
-        path.write_text(json.dumps(record, indent=1) + "\n")
-
+        record = {"checkpointing": given.checkpointing, "small": given.small, "rows": rows}
+        write_json(record, path, indent=1)
     return rows
+
+
+def measure_apart(cell: dict[str, str], given: argparse.Namespace, models: str) -> dict[str, Any]:
+    """In a process of its own: what a cell leaves behind must not count for the next."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--models", models]
+    command += ["--cell", *cell.values()]
+    if given.small:
+        command.append("--small")
+    if given.checkpointing:
+        command.append("--checkpointing")
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+
+    errors = done.stderr.strip().splitlines() or ["?"]
+    return cell | {"error": errors[-1][:300]}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,20 +29,19 @@ import transformers
 import trl
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from mesotron.answers.facts import Judge
+from benchmarks._lib.parts import parts_around
+from benchmarks._lib.results import write_json
+from benchmarks._lib.rows import values
 from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, ObjectiveConfig, OptimConfig, RolloutConfig, TrainConfig
 from mesotron.models.load import load_model
 from mesotron.optim.device import choose_device, name_device
-from mesotron.rewards.call import make_reward
 from mesotron.rlvr.lifecycle import quiet_libraries
-from mesotron.rlvr.parts import Parts, build_trainer
+from mesotron.rlvr.parts import build_trainer
 from mesotron.rlvr.plan.estimate import predict
 from mesotron.rlvr.plan.setup import Lengths
 from mesotron.rlvr.plan.shapes import GIB, SHAPES, Shape, find_device
-from mesotron.rlvr.trl_arguments import trl_arguments
 from mesotron.runs import RunFolder
-from mesotron.tasks.load import load_task
 from mesotron.tasks.prompts import render_prompts
 
 KINDS = {
@@ -53,30 +53,31 @@ MUON = OptimConfig(name="muon")
 ADAMW = OptimConfig(name="adamw")
 NO_KL = ObjectiveConfig(beta=0.0)
 TINY = Shape(2, 64, 128, 4, 2, 16, 512)
+# Phases of a step and the methods that they are.
+PHASES = {
+    "generate": "_generate_single_turn",
+    "rollout": "_generate_and_score_completions",
+    "optimizer": "_clip_grad_norm",
+}
 
 
-def case(
-    model: str,
-    optim: OptimConfig,
-    objective: ObjectiveConfig = NO_KL,
-    tokens: int = 96,
-    micro: int | None = None,
-    fast: bool = False,
-    dtype: str = "bfloat16",
-    **more: Any,
-) -> TrainConfig:
-    rollout = RolloutConfig(
-        prompts=16, generations=8, max_tokens=tokens, fast=fast, micro_batch=micro
-    )
-    chosen = ModelConfig(name=model, dtype=dtype, **more)  # type: ignore[arg-type]
+def case(name: str, optim: OptimConfig, *, tokens: int = 96, **more: Any) -> TrainConfig:
+    """Full training in bfloat16 without a KL term, unless `more` of the model's fields say so."""
+    rollout = RolloutConfig(prompts=16, generations=8, max_tokens=tokens, fast=False)
+    model = ModelConfig(**{"name": name, "dtype": "bfloat16", **more})  # type: ignore[arg-type]
+    return TrainConfig(model=model, optim=optim, objective=NO_KL, rollout=rollout)
 
-    return TrainConfig(
-        model=chosen,
-        optim=optim,
-        objective=objective,
-        rollout=rollout,
-    )
 
+def fast(config: TrainConfig) -> TrainConfig:
+    return replace(config, rollout=replace(config.rollout, fast=True))
+
+
+CHECKPOINTED = case("qwen3-1.7b", ADAMW, tokens=64, gradient_checkpointing=True)
+CHECKPOINTED = replace(
+    CHECKPOINTED,
+    objective=ObjectiveConfig(beta=0.04),
+    rollout=replace(CHECKPOINTED.rollout, micro_batch=32),
+)
 
 # The most wanted first: the rest is left out when the time is up.
 CASES = {
@@ -86,19 +87,12 @@ CASES = {
     "smollm2 lora": case("smollm2-135m", MUON, lora=16),
     "qwen2.5-0.5b lora": case("qwen2.5-0.5b", ADAMW, lora=16, tokens=64),
     "qwen3-1.7b lora": case("qwen3-1.7b", ADAMW, lora=16, tokens=64),
-    "smollm2 fast": case("smollm2-135m", MUON, fast=True),
-    "qwen2.5-0.5b fast": case("qwen2.5-0.5b", MUON, fast=True, tokens=192),
-    "qwen3-1.7b fast": case("qwen3-1.7b", ADAMW, fast=True, tokens=192),
-    "qwen3-1.7b checkpointed": case(
-        "qwen3-1.7b",
-        ADAMW,
-        ObjectiveConfig(beta=0.04),
-        micro=32,
-        tokens=64,
-        gradient_checkpointing=True,
-    ),
+    "smollm2 fast": fast(case("smollm2-135m", MUON)),
+    "qwen2.5-0.5b fast": fast(case("qwen2.5-0.5b", MUON, tokens=192)),
+    "qwen3-1.7b fast": fast(case("qwen3-1.7b", ADAMW, tokens=192)),
+    "qwen3-1.7b checkpointed": CHECKPOINTED,
     "smollm2 float32": case("smollm2-135m", ADAMW, tokens=48, dtype="float32"),
-    "smollm2 mixed fast": case("smollm2-135m", ADAMW, dtype="mixed", fast=True),
+    "smollm2 mixed fast": fast(case("smollm2-135m", ADAMW, dtype="mixed")),
 }
 
 
@@ -137,7 +131,21 @@ class Clock(TrainerCallback):
         control.should_training_stop |= self.ends[-1] > self.deadline and len(self.ends) > 2
 
 
+def kind_of(name: str) -> str:
+    """The architecture of a size."""
+    return next(kind for prefix, kind in KINDS.items() if name.startswith(prefix))
+
+
 def build(shape: Shape, kind: str, dtype: torch.dtype, device: torch.device, ends: int) -> Any:
+    """A model of a published shape with random weights.
+
+    Args:
+        shape: of the model.
+        kind: its architecture.
+        dtype: of the weights.
+        device: where it is made.
+        ends: the token that ends a completion.
+    """
     settings = {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -152,221 +160,196 @@ def build(shape: Shape, kind: str, dtype: torch.dtype, device: torch.device, end
         "bos_token_id": None,
         "eos_token_id": ends,
     }
-
     config = transformers.AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
-
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
 
-    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, ends
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = ends
     return model.to(device).eval()
+
+
+def shrink(config: TrainConfig) -> TrainConfig:
+    """A few short rollouts in float32, for a CPU."""
+    sizes = {"prompts": 2, "generations": 2, "max_tokens": 8, "micro_batch": None}
+    config = replace(config, rollout=replace(config.rollout, **sizes))
+    if config.model.dtype == "mixed":
+        config = replace(config, model=replace(config.model, dtype="float32"))
+    return config
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A finished training of a case."""
+
+    clock: Clock
+    log: list[dict[str, Any]]
+    lengths: Lengths
+    fast: str | None
+    start_gib: float  # allocated before it
 
 
 def measure(
     name: str, config: TrainConfig, small: bool, seconds: float, verifier: Verifier
 ) -> dict[str, Any]:
+    """A case, measured and planned."""
     deadline = time.perf_counter() + seconds
     device = choose_device("auto")
-    key = config.model.name
-    kind = next(kind for prefix, kind in KINDS.items() if key.startswith(prefix))
-
-    shape = SHAPES[key]
+    shape = SHAPES[config.model.name]
+    kind = kind_of(config.model.name)
     if small:
         shape = TINY._replace(head_norms=shape.head_norms)
-        rollout = replace(
-            config.rollout,
-            prompts=2,
-            generations=2,
-            max_tokens=8,
-            micro_batch=None,
-        )
-
-        config = replace(config, rollout=rollout)
-        if config.model.dtype == "mixed":
-            config = replace(config, model=replace(config.model, dtype="float32"))
+        config = shrink(config)
 
     warm, counted = (2, 3) if config.rollout.fast else (1, 2)
-    config = replace(
-        config,
-        steps=warm + counted,
-        save_every=0,
-        guard="off",
-    )
+    config = replace(config, steps=warm + counted, save_every=0, guard="off")
+    is_wide = device.type == "cpu" or config.model.dtype in ("float32", "mixed")
+    dtype = torch.float32 if is_wide else torch.bfloat16
 
-    wide = device.type == "cpu" or config.model.dtype in ("float32", "mixed")
     _, tokenizer = load_model(ModelConfig(name="tiny"))
-    dtype = torch.float32 if wide else torch.bfloat16
+    model = build(shape, kind, dtype, device, tokenizer.eos_token_id)
+    timed = train(config, model, tokenizer, Clock(device, deadline), verifier)
 
-    model = build(
-        shape,
-        kind,
-        dtype,
-        device,
-        tokenizer.eos_token_id,
-    )
-
-    task = load_task(replace(config.task, num_train=200, num_eval=2))
-    prompts = render_prompts(task.train, config.task, tokenizer)
-
-    # A batch of prompts is padded to its longest.
-    sizes = sorted(len(tokenizer.encode(text, add_special_tokens=False)) for text in prompts)
-    tokens = config.rollout.max_tokens
-    lengths = Lengths(
-        prompt=sizes[int(0.95 * len(sizes))],
-        completion=tokens,
-        longest=tokens,
-    )
-
-    clock = Clock(device, deadline)
-    weights = 0.0
+    plan = predict(config, shape, find_device(name_device(device)), timed.lengths)
+    row = {"case": name, "parameters": shape.parameters, "lengths": timed.lengths._asdict()}
+    row |= compare_times(timed, warm, plan)
     if device.type == "cuda":
+        row |= compare_memory(timed, plan)
+    return row
+
+
+def train(
+    config: TrainConfig, model: Any, tokenizer: Any, clock: Clock, verifier: Verifier
+) -> Timed:
+    """Some steps, their phases timed."""
+    small_task = replace(config.task, num_train=200, num_eval=2)
+    parts = parts_around(model, tokenizer, config, clock.device, verifier, small_task)
+    lengths = lengths_of(parts, config.rollout.max_tokens)
+
+    start = 0.0
+    if clock.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        weights = torch.cuda.memory_allocated() / GIB  # with what an earlier case left
+        start = torch.cuda.memory_allocated() / GIB  # with what an earlier case left
 
-    judge = Judge(task.format, verifier)
-    reward = make_reward(config.reward, judge, tokens)
-    arguments = trl_arguments(config.objective, config.rollout, config.optim)
-
-    parts = Parts(
-        config,
-        device,
-        model,
-        tokenizer,
-        task,
-        judge,
-        reward,
-        arguments,
-    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(parts, RunFolder.create(Path(folder) / "run", config, {}))
+        time_phases(trainer, clock)
 
         # Weights are not worth writing: a 1.7B model with its state has 17 GB.
         trainer._save_checkpoint = lambda *_, **__: None  # type: ignore
-        for phase, method in (
-            ("generate", "_generate_single_turn"),
-            ("rollout", "_generate_and_score_completions"),
-            ("optimizer", "_clip_grad_norm"),
-        ):
-            setattr(trainer, method, clock.around(phase, getattr(trainer, method)))
-
-        trainer.add_callback(clock)
-        create = trainer.create_optimizer
-
-        def create_timed(*args: Any) -> Any:
-            optimizer = create(*args)
-            optimizer.step = clock.around("optimizer", optimizer.step)
-            return optimizer
-
-        trainer.create_optimizer = create_timed  # type: ignore
         trainer.train()
 
-    steps = [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)]
-    kept = range(min(warm, len(steps) - 1), len(steps))
-    phases = {
-        phase: median(clock.phases[i].get(phase, 0.0) for i in kept)
-        for phase in ("generate", "rollout", "optimizer")
-    }
+    fast = str(trainer.fast) if config.rollout.fast else None
+    return Timed(clock, trainer.state.log_history, lengths, fast, start)
 
-    step = median(steps[i] for i in kept)
-    train = step - phases["rollout"] - phases["optimizer"]
-    plan = predict(config, shape, find_device(name_device(device)), lengths)
 
-    row: dict[str, Any] = {
-        "case": name,
-        "parameters": shape.parameters,
-        "lengths": lengths._asdict(),
+def lengths_of(parts: Any, tokens: int) -> Lengths:
+    """A batch of prompts is padded to its longest, completions never end early."""
+    texts = render_prompts(parts.task.train, parts.config.task, parts.tokenizer)
+    sizes = sorted(len(parts.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    return Lengths(prompt=sizes[int(0.95 * len(sizes))], completion=tokens, longest=tokens)
+
+
+def time_phases(trainer: Any, clock: Clock) -> None:
+    """Time the methods of `PHASES` and the optimizer's step."""
+    for phase, method in PHASES.items():
+        setattr(trainer, method, clock.around(phase, getattr(trainer, method)))
+
+    create = trainer.create_optimizer
+
+    def create_timed(*args: Any) -> Any:
+        optimizer = create(*args)
+        optimizer.step = clock.around("optimizer", optimizer.step)
+        return optimizer
+
+    trainer.create_optimizer = create_timed
+    trainer.add_callback(clock)
+
+
+def compare_times(timed: Timed, warm: int, plan: Any) -> dict[str, Any]:
+    """Seconds of a step, by phase, next to the planned ones."""
+    steps = [end - begin for begin, end in pairwise(timed.clock.ends)]
+    first = min(warm, len(steps) - 1)  # steps before it do not count
+    step = median(steps[first:])
+
+    phases = {}
+    for phase in PHASES:
+        phases[phase] = median(one.get(phase, 0.0) for one in timed.clock.phases[first:])
+    phases["train and rest"] = step - phases["rollout"] - phases["optimizer"]
+
+    return {
         "steps_s": [round(one, 3) for one in steps],
         "measured_step_s": step,
         "planned_step_s": plan.step,
         "step_ratio": plan.step / step,
-        "measured_phases_s": phases | {"train and rest": train},
+        "measured_phases_s": phases,
         "planned_phases_s": plan.seconds,
-        "lengths_sampled": [
-            row["completions/mean_length"]
-            for row in trainer.state.log_history
-            if "completions/mean_length" in row
-        ],
-        "fast": str(trainer.fast) if config.rollout.fast else None,
+        "lengths_sampled": values(timed.log, "completions/mean_length"),
+        "fast": timed.fast,
     }
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / GIB
-        row |= {
-            "measured_gib": peak,
-            "start_gib": weights,
-            "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
-            "planned_gib": plan.allocated,
-            "planned_parts_gib": plan.memory,
-            "memory_ratio": plan.allocated / peak,
-        }
 
-    return row
+
+def compare_memory(timed: Timed, plan: Any) -> dict[str, Any]:
+    peak = torch.cuda.max_memory_allocated() / GIB
+    return {
+        "measured_gib": peak,
+        "start_gib": timed.start_gib,
+        "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+        "planned_gib": plan.allocated,
+        "planned_parts_gib": plan.memory,
+        "memory_ratio": plan.allocated / peak,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=225,
-        help="start no case after this",
-    )
-
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        default=list(CASES),
-        choices=list(CASES),
-    )
-
+    parser.add_argument("--seconds", type=float, default=225, help="start no case after this")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a CPU")
     given = parser.parse_args()
-    began = time.perf_counter()
+    deadline = time.perf_counter() + given.seconds
+
     quiet_libraries()
     logging.getLogger("mesotron").setLevel(logging.ERROR)
-    given.out.mkdir(parents=True, exist_ok=True)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    versions["trl"] = trl.__version__
-    device = name_device(choose_device("auto"))
-
-    record: dict[str, Any] = {
-        "device": device,
-        "versions": versions,
-        "rows": [],
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "trl": trl.__version__,
     }
+    rows: list[dict[str, Any]] = []
+    record = {"device": name_device(choose_device("auto")), "versions": versions, "rows": rows}
+
     with Verifier() as verifier:
         for name in given.cases:
-            left = given.seconds - (time.perf_counter() - began)
+            left = deadline - time.perf_counter()
             if left < 5:
                 print(json.dumps({"case": name, "left_out": "no time left"}), flush=True)
                 continue
 
-            started = time.perf_counter()
-            try:
-                row = measure(
-                    name,
-                    CASES[name],
-                    given.small,
-                    left,
-                    verifier,
-                )
-            except Exception as error:  # the other cases are worth having
-                traceback.print_exc()
-                row = {"case": name, "error": f"{type(error).__name__}: {error}"[:300]}
+            rows.append(attempt(name, given.small, left, verifier))
+            print(json.dumps(rows[-1]), flush=True)
+            write_json(record, given.out / "result.json", indent=1)
 
-            row["case_s"] = round(time.perf_counter() - started, 1)
-            record["rows"].append(row)
-            print(json.dumps(row), flush=True)
-            (given.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-            gc.collect()
-
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-    for row in record["rows"]:
+    for row in rows:
         ratios = [f"{key} {row[key]:.2f}" for key in ("step_ratio", "memory_ratio") if key in row]
         print(f"{row['case']:<28}", "  ".join(ratios) or row.get("error", ""))
+
+
+def attempt(name: str, small: bool, seconds: float, verifier: Verifier) -> dict[str, Any]:
+    """A case, or why it failed: the others are worth having."""
+    began = time.perf_counter()
+    try:
+        row = measure(name, CASES[name], small, seconds, verifier)
+    except Exception as error:
+        traceback.print_exc()
+        row = {"case": name, "error": f"{type(error).__name__}: {error}"[:300]}
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return row | {"case_s": round(time.perf_counter() - began, 1)}
 
 
 if __name__ == "__main__":

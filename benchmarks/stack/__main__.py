@@ -19,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks._lib.results import read_json
+from benchmarks._lib.rows import table as markdown
+from benchmarks._lib.rows import where
 from benchmarks.speedrun.children import Children, Results
 from benchmarks.stack.cells import make_folder
 from benchmarks.stack.plan import CONTENDERS, ROWS, RUNS, SEEDS, SMALL
@@ -29,169 +31,173 @@ from benchmarks.stack.plan import CONTENDERS, ROWS, RUNS, SEEDS, SMALL
 T_INTERVAL = 4.303  # of three seeds, 95%
 
 
+PAIRS = {"accuracy": ("fast", "vllm"), "qlora": ("bf16", "4bit")}
+TINY_RUN = ("--no-rollout.fast", "--rollout.prompts", "4", "--task.num-eval", "8")
+Cells = dict[str, dict[str, Any]]
+
+
+class Work(NamedTuple):
+    """A cell that is to be measured."""
+
+    name: str
+    target: str  # the function of `cells`
+    arguments: dict[str, Any]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--part", choices=["steps", "accuracy", "mismatch", "qlora"], default="steps"
-    )
-    parser.add_argument("--model", default="smollm2", help="SmolLM2's folder, or its name")
-    parser.add_argument("--out", type=Path, default=Path("results/stack.json"))
-
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=1500,
-        help="stop before this",
-    )
-
-    parser.add_argument(
-        "--rows",
-        nargs="+",
-        default=None,
-        choices=[*ROWS, *SMALL],
-    )
-
-    runs = [name for named in RUNS.values() for name in named]
-    parser.add_argument(
-        "--names",
-        nargs="+",
-        default=None,
-        choices=[*CONTENDERS, *runs],
-    )
-
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=200,
-        help="of the other parts",
-    )
-
-    parser.add_argument("--warm", type=int, default=3)
-    parser.add_argument("--count", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a tiny model on a CPU, without vLLM")
-
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=SEEDS,
-        help="of whole runs",
-    )
-
-    parser.add_argument(
-        "--show",
-        type=Path,
-        nargs="+",
-        help="print the table of these files",
-    )
-
-    given = parser.parse_args()
+    given = read_arguments()
     if given.show:
-        files = [read_json(path)["cells"] for path in given.show]
-        print(table({name: cell for cells in files for name, cell in cells.items()}))
+        known: Cells = {}
+        for path in given.show:
+            known |= read_json(path)["cells"]
+        print(table(known))
         return
 
     deadline = time.perf_counter() + given.seconds
     results = Results(given.out)
-    cells = [one for one in plan(given) if "failed" in results.cells.get(one[0], {"failed": ""})]
+    todo = [work for work in plan(given) if is_open(results.cells, work.name)]
+    target = todo[0].target if todo else "step"  # a part has one
 
-    target = cells[0][1] if cells else "step"  # a part has one
     with (
         tempfile.TemporaryDirectory() as scratch,
         Children(f"benchmarks.stack.cells:{target}", compile_anew=False) as children,
     ):
-        for name, _, cell in cells:
+        for work in todo:
             left = deadline - time.perf_counter()
             if left < 30:
-                print(f"{name}: no time left; run the same command again")
+                print(f"{work.name}: no time left; run the same command again")
                 continue
-
-            folder = Path(scratch) / re.sub(r"\W+", "_", name)
-            results.put(name, children.run(folder, left, **cell))
+            folder = Path(scratch) / re.sub(r"\W+", "_", work.name)
+            results.put(work.name, children.run(folder, left, **work.arguments))
 
     print(table(results.cells))
 
 
-def plan(given: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, function and arguments of every cell."""
-    common = {"model": given.model, "steps": given.steps}
+def is_open(cells: Cells, name: str) -> bool:
+    return name not in cells or "failed" in cells[name]
+
+
+def read_arguments() -> argparse.Namespace:
+    runs = [name for named in RUNS.values() for name in named]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--part", choices=["steps", "accuracy", "mismatch", "qlora"], default="steps")
+    add("--model", default="smollm2", help="SmolLM2's folder, or its name")
+    add("--out", type=Path, default=Path("results/stack.json"))
+    add("--seconds", type=float, default=1500, help="stop before this")
+    add("--rows", nargs="+", default=None, choices=[*ROWS, *SMALL])
+    add("--names", nargs="+", default=None, choices=[*CONTENDERS, *runs])
+    add("--steps", type=int, default=200, help="of the other parts")
+    add("--warm", type=int, default=3)
+    add("--count", type=int, default=3)
+    add("--small", action="store_true", help="a tiny model on a CPU, without vLLM")
+    add("--seeds", type=int, nargs="+", default=SEEDS, help="of whole runs")
+    add("--show", type=Path, nargs="+", help="print the table of these files")
+    return parser.parse_args()
+
+
+def plan(given: argparse.Namespace) -> Iterator[Work]:
+    """Every cell of a part."""
     if given.part == "steps":
-        rows = given.rows or list(SMALL if given.small else ROWS)
-        names = given.names or list(CONTENDERS)
-        for row in rows:
-            size = (ROWS | SMALL)[row]
-            folder = make_folder(size.model, given.out.parent / "models" / size.model, given.model)
-
-            more = {
-                "model": str(folder),
-                "warm": given.warm,
-                "count": given.count,
-            }
-            for name in names:
-                if not (given.small and CONTENDERS[name].uses_vllm):
-                    cell = {
-                        "row": row,
-                        "contender": name,
-                        "given": more,
-                    }
-                    yield f"{row}/{name}", "step", cell
+        yield from plan_steps(given)
     elif given.part == "mismatch":
-        for name in ("fresh", "stale"):
-            cell = {"stale": name == "stale", "given": {**common, "steps": min(60, given.steps)}}
-            yield f"mismatch/{name}", "mismatch", cell
+        yield from plan_mismatch(given)
     else:
-        for seed in given.seeds[: 1 if given.small else None]:
-            for name, flags in RUNS[given.part].items():
-                left_out = given.names is not None and name not in given.names
-                if left_out or (given.small and ("colocate" in flags or "4bit" in flags)):
-                    continue
-
-                tiny = ["--no-rollout.fast", "--rollout.prompts", "4", "--task.num-eval", "8"]
-                cell = {"flags": [*flags, *(tiny if given.small else [])], "seed": seed}
-                yield f"{given.part}/{name}/{seed}", "whole_run", {**cell, "given": common}
+        yield from plan_runs(given)
 
 
-def table(cells: dict[str, Any]) -> str:
+def plan_steps(given: argparse.Namespace) -> Iterator[Work]:
+    """A step of each contender in each row."""
+    rows = given.rows or list(SMALL if given.small else ROWS)
+    for row in rows:
+        size = (ROWS | SMALL)[row]
+        folder = make_folder(size.model, given.out.parent / "models" / size.model, given.model)
+        more = {"model": str(folder), "warm": given.warm, "count": given.count}
+
+        for name in given.names or CONTENDERS:
+            if given.small and CONTENDERS[name].uses_vllm:
+                continue
+            yield Work(f"{row}/{name}", "step", {"row": row, "contender": name, "given": more})
+
+
+def plan_mismatch(given: argparse.Namespace) -> Iterator[Work]:
+    """A run with fresh weights and one with stale ones."""
+    more = {"model": given.model, "steps": min(60, given.steps)}
+    for name in ("fresh", "stale"):
+        arguments = {"stale": name == "stale", "given": more}
+        yield Work(f"mismatch/{name}", "mismatch", arguments)
+
+
+def plan_runs(given: argparse.Namespace) -> Iterator[Work]:
+    """Whole runs of a part, seed by seed."""
+    more = {"model": given.model, "steps": given.steps}
+    for seed in given.seeds[:1] if given.small else given.seeds:
+        for name, flags in RUNS[given.part].items():
+            if given.names is not None and name not in given.names:
+                continue
+            if given.small and ("colocate" in flags or "4bit" in flags):
+                continue
+
+            own = [*flags, *TINY_RUN] if given.small else [*flags]
+            arguments = {"flags": own, "seed": seed, "given": more}
+            yield Work(f"{given.part}/{name}/{seed}", "whole_run", arguments)
+
+
+def table(cells: Cells) -> str:
     """Markdown of what is known so far."""
     done = {name: cell for name, cell in cells.items() if "failed" not in cell}
-    lines = []
+    lines = [step_table(done), *pair_lines(done), *watch_lines(done)]
+    for name, cell in cells.items():
+        if "failed" in cell:
+            lines.append(f"{name}: {cell['failed'][-300:]}")
+    return "\n".join(line for line in lines if line)
 
-    steps = {name: cell for name, cell in done.items() if "step_ms" in cell}
-    if steps:
-        lines = [
-            "| row | contender | ms per step | tokens/s | against the fastest | "
-            "bookkeeping, of TRL + vLLM's step |",
-            "|---|---|---|---|---|---|",
+
+def step_table(done: Cells) -> str:
+    """Milliseconds of a step, by row and contender."""
+    steps = [cell for cell in done.values() if "step_ms" in cell]
+    rows = []
+    for cell in steps:
+        best = min(one["step_ms"] for one in where(steps, row=cell["row"]))
+        base = done.get(f"{cell['row']}/TRL + vLLM", {}).get("step_ms")
+        row = [
+            cell["row"],
+            cell["contender"],
+            f"{cell['step_ms']:.0f}",
+            f"{cell.get('tokens_per_s', 0):,.0f}",
+            f"{cell['step_ms'] / best:.2f}",
+            f"{cell['bookkeeping_ms'] / base:.1%}" if base else "?",
         ]
+        rows.append(row)
 
-    for cell in steps.values():
-        others = [one for one in steps.values() if one["row"] == cell["row"]]
-        best = min(one["step_ms"] for one in others)
-        base = steps.get(f"{cell['row']}/TRL + vLLM", {}).get("step_ms")
-        share = f"{cell['bookkeeping_ms'] / base:.1%}" if base else "?"
+    head = ["row", "contender", "ms per step", "tokens/s", "against the fastest"]
+    return markdown([*head, "bookkeeping, of TRL + vLLM's step"], rows).rstrip("\n")
 
-        lines.append(
-            f"| {cell['row']} | {cell['contender']} | {cell['step_ms']:.0f} | "
-            f"{cell.get('tokens_per_s', 0):,.0f} | {cell['step_ms'] / best:.2f} | {share} |"
-        )
 
-    for part, (one, other) in {"accuracy": ("fast", "vllm"), "qlora": ("bf16", "4bit")}.items():
-        pairs = [(done.get(f"{part}/{one}/{s}"), done.get(f"{part}/{other}/{s}")) for s in SEEDS]
-        gaps = [b["after"] - a["after"] for a, b in pairs if a and b]
+def pair_lines(done: Cells) -> Iterator[str]:
+    """How far two kinds of runs are apart in the end, with the interval of three seeds."""
+    for part, (one, other) in PAIRS.items():
+        gaps = []
+        for seed in SEEDS:
+            first = done.get(f"{part}/{one}/{seed}")
+            second = done.get(f"{part}/{other}/{seed}")
+            if first and second:
+                gaps.append(second["after"] - first["after"])
+
         if gaps:
-            width = T_INTERVAL * statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) == 3 else 0
-            lines.append(f"{part}: {other} minus {one} {statistics.mean(gaps):+.3f} +- {width:.3f}")
+            width = 0.0
+            if len(gaps) == 3:
+                width = T_INTERVAL * statistics.stdev(gaps) / len(gaps) ** 0.5
+            yield f"{part}: {other} minus {one} {statistics.mean(gaps):+.3f} +- {width:.3f}"
 
+
+def watch_lines(done: Cells) -> Iterator[str]:
+    """What the watch said of the runs with vLLM."""
     for name, cell in done.items():
         if "events" in cell:
-            last = cell["rows"][-1]
             warned = [f"{one.get('detector')} at step {one.get('step')}" for one in cell["events"]]
-            lines.append(f"{name}: {json.dumps(last)}; watch: {', '.join(warned) or 'nothing'}")
-
-    failed = [
-        f"{name}: {cell['failed'][-300:]}" for name, cell in cells.items() if "failed" in cell
-    ]
-    return "\n".join([*lines, *failed])
+            last = json.dumps(cell["rows"][-1])
+            yield f"{name}: {last}; watch: {', '.join(warned) or 'nothing'}"
 
 
 if __name__ == "__main__":

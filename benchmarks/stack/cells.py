@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
+from benchmarks._lib.results import read_json
 from benchmarks.speedrun.contenders import make_ours, make_stock
 from benchmarks.speedrun.stopwatch import Measured
 from benchmarks.stack.plan import (
@@ -36,6 +36,7 @@ from mesotron.recipes import make_recipe
 from mesotron.rlvr.lifecycle import quiet_libraries
 from mesotron.rlvr.parts import load
 from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs.files import read_rows
 
 Cell = dict[str, Any]
 # Of the phases of `speedrun.stopwatch`, what is not sampling, scoring, forward or backward pass.
@@ -67,10 +68,11 @@ def make_folder(name: str, folder: Path, smollm2: str) -> Path:
     # `load_model` takes the end of a chat turn for the end token wherever a template has it.
     tokenizer.chat_template = tokenizer.chat_template.replace(CHAT_END, "\n")
     unused = tokenizer.added_tokens_decoder[max(tokenizer.added_tokens_decoder)].content
-    tokenizer.eos_token = tokenizer.pad_token = unused
-
+    tokenizer.eos_token = unused
+    tokenizer.pad_token = unused
     for holder in (model.config, model.generation_config):
-        holder.eos_token_id = holder.pad_token_id = tokenizer.eos_token_id
+        holder.eos_token_id = tokenizer.eos_token_id
+        holder.pad_token_id = tokenizer.eos_token_id
         holder.bos_token_id = None
 
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -79,37 +81,39 @@ def make_folder(name: str, folder: Path, smollm2: str) -> Path:
     return folder
 
 
-def make_trainer(
-    contender: Contender,
-    model: str,
-    tokens: int,
-    micro: int,
-    folder: Path,
-    small: bool = False,
-    **more: Any,
-) -> tuple[Any, Any]:
-    """A contender's trainer, and the verifier to close after it."""
+# Few short rollouts in float32, to try everything on a CPU.
+SMALL_RUN = {
+    "rollout.prompts": 4,
+    "rollout.generations": 4,
+    "optim.fused": False,
+    "model.dtype": "float32",
+    "device": "cpu",
+    "task.num_eval": 8,
+}
+
+
+def make_trainer(contender: Contender, folder: Path, **more: Any) -> tuple[Any, Any]:
+    """A contender's trainer, and the verifier to close after it.
+
+    Args:
+        contender: what samples and what trains.
+        folder: for what it writes.
+        more: settings of the config, by path.
+    """
     quiet_libraries()
     settings = {
-        "model.name": model,
-        "rollout.max_tokens": tokens,
-        "rollout.micro_batch": micro,
-        "rollout.prompts": 4 if small else PROMPTS,
-        "rollout.generations": 4 if small else GENERATIONS,
+        "rollout.prompts": PROMPTS,
+        "rollout.generations": GENERATIONS,
         "steps": 100_000,
         "rollout.fast": False,
-        "optim.fused": not small,
-        "model.dtype": "float32" if contender.stock or small else "mixed",
+        "optim.fused": True,
+        "model.dtype": "float32" if contender.stock else "mixed",
         **contender.settings,
         **more,
     }
-    if small:
-        settings |= {"device": "cpu", "task.num_eval": 8}
-
     config = change(make_recipe(RECIPE), [f"{name}={value}" for name, value in settings.items()])
     verifier = Verifier(config.reward.timeout)
     parts = load(config, verifier)
-
     parts = replace(parts, config=replace(parts.config, save_every=0))
     if contender.stock:
         trainer = make_stock(parts, folder, **contender.trl, **VLLM)
@@ -131,28 +135,22 @@ def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) ->
     small = row in SMALL
     VLLM["vllm_gpu_memory_utilization"] = sizes.share  # in this process alone
 
-    trainer, verifier = make_trainer(
-        one,
-        given["model"],
-        sizes.tokens,
-        sizes.micro,
-        folder,
-        small,
-    )
+    settings: dict[str, Any] = {
+        "model.name": given["model"],
+        "rollout.max_tokens": sizes.tokens,
+        "rollout.micro_batch": sizes.micro,
+    }
+    if small:
+        settings |= SMALL_RUN
 
+    trainer, verifier = make_trainer(one, folder, **settings)
     measured = Measured(trainer, given["warm"], given["count"], seconds)
     trainer.add_callback(measured)
-
     with verifier:
         trainer.train()
 
     rows = trainer.state.log_history
-    cell = measured.row() | {
-        "row": row,
-        "contender": contender,
-        **asdict(sizes),
-    }
-
+    cell = measured.row() | {"row": row, "contender": contender, **asdict(sizes)}
     completions = 16 if small else PROMPTS * GENERATIONS
     if cell["step_ms"]:
         cell["tokens_per_s"] = 1e3 * completions * sizes.tokens / cell["step_ms"]
@@ -160,10 +158,8 @@ def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) ->
     phases = cell.get("phases_ms", {})
     cell["bookkeeping_ms"] = sum(phases.get(name, 0.0) for name in BOOKKEEPING)
     cell["mean_length"] = rows[-2].get("completions/mean_length") if len(rows) > 1 else None
-
     if torch.cuda.is_available():
         cell["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-
     return cell
 
 
@@ -177,29 +173,23 @@ def mismatch(folder: Path, seconds: float, stale: bool, given: Cell) -> Cell:
 
     one = CONTENDERS["vLLM"]
     VLLM["vllm_gpu_memory_utilization"] = LITTLE  # in this process alone
-    trainer, verifier = make_trainer(
-        one,
-        given["model"],
-        10,
-        MICRO,
-        folder,
-        steps=given["steps"],
-    )
-
+    settings = {
+        "model.name": given["model"],
+        "rollout.max_tokens": 10,
+        "rollout.micro_batch": MICRO,
+        "steps": given["steps"],
+    }
+    trainer, verifier = make_trainer(one, folder, **settings)
     trainer.vllm_generation.generation_kwargs.pop("detokenize")
     trainer.add_callback(Stale())
-
     with verifier:
         trainer.train()
 
     rows = [row for row in trainer.state.log_history if "loss" in row]
-    events = folder / "run" / "events.jsonl"
-    lines = events.read_text().splitlines() if events.is_file() else []
-
     return {
         "stale_from": STALE_FROM if stale else None,
         "rows": [{name: row.get(name) for name in GAPS} for row in rows],
-        "events": [json.loads(line) for line in lines],
+        "events": read_rows(folder / "run" / "events.jsonl"),
     }
 
 
@@ -209,24 +199,14 @@ def whole_run(folder: Path, seconds: float, flags: list[str], seed: int, given: 
     command = [sys.executable, "-m", "mesotron", "train", RECIPE, "--model.name", given["model"]]
     command += ["--steps", str(given["steps"]), "--seed", str(seed), "--out", str(run), *flags]
 
-    done = subprocess.run(
-        command,
-        timeout=seconds,
-        capture_output=True,
-        text=True,
-    )
-
+    done = subprocess.run(command, timeout=seconds, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-1500:])
 
-    ends = [json.loads((run / f"{name}.json").read_text()) for name in ("before", "after")]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    before, after = (end["greedy"]["strict"]["value"] for end in ends)
-    curves = {name: [row.get(name) for row in rows] for name in ("reward", "loss", "time/step")}
-
-    return {
-        "seed": seed,
-        "before": before,
-        "after": after,
-        **curves,
-    }
+    rows = read_rows(run / "metrics.jsonl")
+    cell: Cell = {"seed": seed}
+    for name in ("before", "after"):
+        cell[name] = read_json(run / f"{name}.json")["greedy"]["strict"]["value"]
+    for name in ("reward", "loss", "time/step"):
+        cell[name] = [row.get(name) for row in rows]
+    return cell

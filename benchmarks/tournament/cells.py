@@ -91,23 +91,16 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     """The session's parts around a copy of the start that this worker has."""
     import torch
 
-    from mesotron.answers.facts import Judge
+    from benchmarks._lib.parts import parts_around
     from mesotron.models.speed import choose_speed
-    from mesotron.rewards.call import make_reward
-    from mesotron.rlvr.parts import Parts
-    from mesotron.rlvr.trl_arguments import trl_arguments
-    from mesotron.tasks.load import load_task
 
-    model, tokenizer = start_of(cell["task"], given.folder, given.state)
-    task = load_task(config.task)
-    judge = Judge(task.format, verifier)
-    reward = make_reward(config.reward, judge, config.rollout.max_tokens)
-    arguments = trl_arguments(config.objective, config.rollout, config.optim, 1)
-    config = choose_speed(config, given.device == "cuda", model.num_parameters())
-
+    start, tokenizer = start_of(cell["task"], given.folder, given.state)
     device = torch.device(given.device)
-    model = copy.deepcopy(model).to(device)
-    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
+    model = copy.deepcopy(start).to(device)
+
+    parts = parts_around(model, tokenizer, config, device, verifier)
+    config = choose_speed(config, given.device == "cuda", model.num_parameters())
+    return replace(parts, config=config)
 
 
 class Looks:
