@@ -98,38 +98,32 @@ def run(config: Config) -> int:
         if not path.exists():
             raise ValueError(f"--files {path} does not exist")
 
-    plain = {
-        "python": config.python,
-        "machine": config.machine,
-        "glibc": config.glibc,
-    }
-
+    plain = {"python": config.python, "machine": config.machine, "glibc": config.glibc}
     target = read_target(json.loads(config.target.read_text()) if config.target else plain)
     console = Console(highlight=False)
     house = Wheelhouse(config.out / "wheels", target)
     own = build_own_wheel(house.folder)
+    check_extras(config.extras, own)
 
-    known = read_metadata(own).get_all("Provides-Extra", [])
-    for extra in config.extras:
-        if extra not in known:
-            raise ValueError(f"mesotron has no extra {extra!r}; extras: {', '.join(known)}")
+    def say(name: str) -> None:
+        console.print(f"fetching {name}")
 
-    closure = Closure(
-        target, house, own, lambda name: console.print(f"fetching {name}"), config.without
-    )
+    closure = Closure(target, house, own, say, config.without)
     for wanted in (f"mesotron[{','.join(config.extras)}]", *config.more):
         closure.require(Requirement(wanted), "")
 
+    needs = list(closure.needs.values())
     bare = [house.obtain(Requirement(name)) for name in config.bare]
-    wheels = [need.wheel for need in closure.needs.values() if need.wheel and not need.kept]
+    wheels = [need.wheel for need in needs if need.wheel and not need.kept]
     wheels += [*bare, own]
+
     contents = [(path, f"wheels/{path.name}") for path in wheels]
     contents += [(path, f"files/{path.name}") for path in config.files]
     pieces = write_pieces(config.out, contents, largest)
     shutil.copy(Path(__file__).with_name("install.py"), config.out / "install.py")
-    console.print(make_table(list(closure.needs.values()), bare, target))
-    total = sum(int(piece["bytes"]) for piece in pieces)
 
+    console.print(make_table(needs, bare, target))
+    total = sum(int(piece["bytes"]) for piece in pieces)
     console.print(
         f"{len(wheels)} wheels and {len(config.files)} files in {len(pieces)} pieces, "
         f"{total / 2**20:.1f} MiB. Copy {config.out}/piece-*, pieces.json and install.py to the "
@@ -137,6 +131,14 @@ def run(config: Config) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def check_extras(extras: Iterable[str], own: Path) -> None:
+    """Refuse extras that the wheel does not have."""
+    known = read_metadata(own).get_all("Provides-Extra", [])
+    for extra in extras:
+        if extra not in known:
+            raise ValueError(f"mesotron has no extra {extra!r}; extras: {', '.join(known)}")
 
 
 # --- the target ---
@@ -200,13 +202,10 @@ def read_target(plain: dict) -> Target:
     if not str(plain.get("machine")).isidentifier():
         raise ValueError(f"target: machine {plain.get('machine')!r} is not a name like x86_64")
 
-    packages = {
-        str(canonicalize_name(name)): (
-            Version(about["version"]),
-            [Requirement(text) for text in about.get("requires", [])],
-        )
-        for name, about in plain.get("packages", {}).items()
-    }
+    packages = {}
+    for name, about in plain.get("packages", {}).items():
+        requires = [Requirement(text) for text in about.get("requires", [])]
+        packages[str(canonicalize_name(name))] = (Version(about["version"]), requires)
     return Target(plain["python"], plain["machine"], plain["glibc"], packages)
 
 
@@ -464,22 +463,19 @@ def make_table(needs: list[Need], bare: list[Path], target: Target) -> Table:
         table.add_column(name)
 
     table.add_column("MiB", justify="right")
-    rows = [
-        (
-            need.name,
-            need.required_by,
-            f"{need.outdated} (unsuitable)" if need.outdated else "",
-            need.wheel,
-        )
-        for need in sorted(needs, key=lambda need: need.name)
-        if need.wheel and not need.kept
-    ]
 
-    rows += [(path.name.split("-")[0], "--bare", "", path) for path in bare]
-    for *cells, wheel in rows:
-        table.add_row(*cells, wheel.name.split("-")[1], f"{wheel.stat().st_size / 2**20:.1f}")
-
+    for need in sorted(needs, key=lambda need: need.name):
+        if need.wheel and not need.kept:
+            there = f"{need.outdated} (unsuitable)" if need.outdated else ""
+            table.add_row(need.name, need.required_by, there, *described(need.wheel))
+    for wheel in bare:
+        table.add_row(wheel.name.split("-")[0], "--bare", "", *described(wheel))
     return table
+
+
+def described(wheel: Path) -> tuple[str, str]:
+    """Its version and its size in MiB."""
+    return wheel.name.split("-")[1], f"{wheel.stat().st_size / 2**20:.1f}"
 
 
 if __name__ == "__main__":

@@ -85,6 +85,17 @@ class Config:
     """Also write the result to this JSON file."""
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What the measurements of a run share."""
+
+    config: Config
+    device: torch.device
+    names: list[str]  # of the optimizers
+    peak: float  # FLOPs per second of a large product
+    say: Callable[[str], None]  # counts a measurement
+
+
 def run(config: Config) -> int:
     """Time every model, print the tables, write the JSON file."""
     device = choose_device(config.device, config.threads)
@@ -97,18 +108,8 @@ def run(config: Config) -> int:
     with progress(num_measurements(here, config, device)) as say:
         say("peak of a large product")
         peak = peak_flops(filter_dtype(device), device)
-        models = [
-            bench_model(
-                model,
-                shape,
-                here,
-                config,
-                device,
-                peak,
-                say,
-            )
-            for model, shape in shapes.items()
-        ]
+        bench = Bench(config, device, here, peak, say)
+        models = [bench_model(bench, model, shape) for model, shape in shapes.items()]
 
         say("accuracy against float64")
         errors = accuracy.measure(here, device) if config.accuracy else []
@@ -121,11 +122,9 @@ def run(config: Config) -> int:
         "accuracy": errors,
         "left_out": left_out,
     }
-
     show(result)
     if config.out is not None:
         write_result(result, config.out)
-
     return 0
 
 
@@ -148,25 +147,18 @@ def num_measurements(names: list[str], config: Config, device: torch.device) -> 
     return 2 + len(config.models) * timed
 
 
-def bench_model(
-    model: str,
-    shape: ModelShapes,
-    names: list[str],
-    config: Config,
-    device: torch.device,
-    peak: float,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
+def bench_model(bench: Bench, model: str, shape: ModelShapes) -> dict[str, Any]:
     """All measurements on one model's matrices."""
+    config = bench.config
     layers = config.layers
-    if layers is None and device.type == "cpu":
+    if layers is None and bench.device.type == "cpu":
         layers = shape.layers_within(CPU_FLOPS)
 
     shapes = shape.matrices(layers)
-    bed = Workbench(shapes, shape.embedding if config.embeddings else None, device)
-    rows, floor = measure_rows(bed, names, config, say)
+    bed = Workbench(shapes, shape.embedding if config.embeddings else None, bench.device)
+    rows, floor = measure_rows(bench, bed)
     flops = sum(p.plain_flops for p in shapes)
-    add_ratios(rows, floor, flops, peak)
+    add_ratios(rows, floor, flops, bench.peak)
 
     return {
         "model": model,
@@ -177,58 +169,72 @@ def bench_model(
         "plain_gflop": flops / 1e9,
         "floor_seconds": floor,
         "rows": rows,
-        "buckets": bench_buckets(shapes, config, device, peak) if config.buckets else [],
+        "buckets": bench_buckets(bench, shapes) if config.buckets else [],
     }
 
 
-def measure_rows(
-    bed: Workbench, names: list[str], config: Config, say: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], float]:
+def measure_rows(bench: Bench, bed: Workbench) -> tuple[list[dict[str, Any]], float]:
     """A row for each optimizer, and the seconds of the bare products."""
-    device = bed.device
-    shapes = bed.shapes
-    floor = bare_products(shapes, filter_dtype(device), device)
-    times: dict[str, list[float]] = {}
-    rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in names}
+    device = bench.device
+    rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in bench.names}
+    emulated = [name for name in bench.names if is_emulated(PEERS[name], device)]
+    fast = [name for name in bench.names if name not in emulated]
 
-    fast = [name for name in names if not is_emulated(PEERS[name], device)]
+    floor = bare_products(bed.shapes, filter_dtype(device), device)
+    floors: list[float] = []
     for part in chunks(fast, bed.num_at_once()) or [[]]:
-        built = {name: bed.build(PEERS[name]) for name in part}
-        steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
-        for name, found in interleave(steps, config.repeats, device, say).items():
-            times.setdefault(name, []).extend(found)
+        floors += measure_part(bench, bed, part, floor, rows)
 
-        for name in part:
-            say(f"{name}: memory")
-            rows[name] |= {"seconds": median(times[name]), "all": times[name]}
-            rows[name] |= describe_step(built[name], bed, config)
+    for name in emulated:
+        bench.say(f"{name}: emulated, timed once")
+        rows[name] |= time_emulated(PEERS[name], bed.shapes, device)
+    return list(rows.values()), median(floors)
 
-        del built, steps  # their states, before the next part allocates its own
+
+def measure_part(
+    bench: Bench,
+    bed: Workbench,
+    names: list[str],
+    floor: Callable[[], Any],
+    rows: dict[str, dict[str, Any]],
+) -> list[float]:
+    """Optimizers whose states fit into memory together, in turns with the bare products.
+
+    Returns:
+        The times of the bare products. The states are free again before the next part.
+    """
+    built = {name: bed.build(PEERS[name]) for name in names}
+    steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
+    times = interleave(steps, bench.config.repeats, bench.device, bench.say)
 
     for name in names:
-        if name not in fast:
-            say(f"{name}: emulated, timed once")
-            rows[name] |= time_emulated(PEERS[name], shapes, device)
+        bench.say(f"{name}: memory")
+        rows[name] |= {"seconds": median(times[name]), "all": times[name]}
+        rows[name] |= describe_step(bench, bed, built[name])
+    return times[FLOOR]
 
-    return list(rows.values()), median(times[FLOOR])
 
-
-def describe_step(built: Built, bed: Workbench, config: Config) -> dict[str, Any]:
+def describe_step(bench: Bench, bed: Workbench, built: Built) -> dict[str, Any]:
     """Memory, launches, the captured graph, and the cost of statistics."""
-    device = bed.device
+    device = bench.device
+    repeats = bench.config.repeats
     found: dict[str, Any] = {
         "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
         "peak_extra_bytes": peak_extra_bytes(built.step, device),
         "launches": count_launches(built.step, device),
+        "graph_seconds": None,
+        "note": "",
     }
 
-    graph = captured_seconds(built.step, config.repeats, device)
-    found["graph_seconds"] = graph if isinstance(graph, float) else None
-    found["note"] = f"no graph: {graph}" if isinstance(graph, str) else ""
+    graph = captured_seconds(built.step, repeats, device)
+    if isinstance(graph, str):
+        found["note"] = f"no graph: {graph}"
+    else:
+        found["graph_seconds"] = graph
 
-    if config.stats_cost and type(built.optimizers[0]).__module__.startswith("mesotron."):
-        found["stats_share"] = statistics_share(built.step, bed.shapes, 2 * config.repeats, device)
-
+    is_ours = type(built.optimizers[0]).__module__.startswith("mesotron.")
+    if bench.config.stats_cost and is_ours:
+        found["stats_share"] = statistics_share(built.step, bed.shapes, 2 * repeats, device)
     return found
 
 
@@ -282,32 +288,27 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def bench_buckets(
-    shapes: list[Projection], config: Config, device: torch.device, peak: float
-) -> list[dict[str, Any]]:
+def bench_buckets(bench: Bench, shapes: list[Projection]) -> list[dict[str, Any]]:
     """Our Muon on each shape alone: shows which one limits the efficiency."""
+    device = bench.device
     rows = []
     for wide in dict.fromkeys(p.wide for p in shapes):
         members = [p for p in shapes if p.wide == wide]
         built = Workbench(members, None, device).build(PEERS["muon"])
         floor = bare_products(members, filter_dtype(device), device)
-        times = interleave(
-            {"muon": built.step, FLOOR: floor}, config.repeats, device, lambda text: None
-        )
+        steps = {"muon": built.step, FLOOR: floor}
+        times = interleave(steps, bench.config.repeats, device, lambda text: None)
+
         muon = median(times["muon"])
-        bare = median(times[FLOOR])
         flops = sum(p.plain_flops for p in members)
-
-        rows.append(
-            {
-                "shape": list(wide),
-                "matrices": len(members),
-                "seconds": muon,
-                "floor_seconds": bare,
-                "efficiency": flops / peak / muon,
-            }
-        )
-
+        row = {
+            "shape": list(wide),
+            "matrices": len(members),
+            "seconds": muon,
+            "floor_seconds": median(times[FLOOR]),
+            "efficiency": flops / bench.peak / muon,
+        }
+        rows.append(row)
     return rows
 
 
@@ -327,38 +328,42 @@ HEADINGS = (
     "efficiency",
     "state B",
     "extra MB",
+    "launches",
+    "graph ms",
+    "stats",
 )
-HEADINGS += ("launches", "graph ms", "stats")
 
 
 def show(result: dict[str, Any]) -> None:
     """Print every table of a result."""
+    dtype = result["filter_dtype"]
     print(f"{result['device']}; large product {result['peak_gflops']:,.0f} GFLOP/s ", end="")
-    print(f"in {result['filter_dtype']}; efficiency = plain FLOPs / that / time")
-
+    print(f"in {dtype}; efficiency = plain FLOPs / that / time")
     for model in result["models"]:
-        part = f"{model['layers']} of {model['of_layers']} layers, {model['matrices']} matrices"
-        title = f"{model['model']}: {part}, floor {model['floor_seconds'] * 1e3:.3g} ms"
-        show_table(title, *without_empty(HEADINGS, [step_row(row) for row in model["rows"]]))
-
-        for row in model["rows"]:
-            if row["note"]:
-                print(f"  {row['optimizer']}: {row['note']}")
-
-        if model["buckets"]:
-            rows = [bucket_row(row) for row in model["buckets"]]
-            headings = ("muon by shape", "matrices", "ms", "x floor", "efficiency")
-            show_table(f"{model['model']}: by shape", headings, rows)
+        show_model(model)
 
     if result["accuracy"]:
         rows = [accuracy_row(row) for row in result["accuracy"]]
-        headings = ("optimizer", "shape", "error", f"plain {result['filter_dtype']}")
-        show_table(
-            "error of a step against the float64 SVD, worst of three spectra", headings, rows
-        )
+        title = "error of a step against the float64 SVD, worst of three spectra"
+        show_table(title, ("optimizer", "shape", "error", f"plain {dtype}"), rows)
 
     for name, reason in result["left_out"].items():
         print(f"left out: {name}: {reason}")
+
+
+def show_model(model: dict[str, Any]) -> None:
+    part = f"{model['layers']} of {model['of_layers']} layers, {model['matrices']} matrices"
+    title = f"{model['model']}: {part}, floor {model['floor_seconds'] * 1e3:.3g} ms"
+    rows = [step_row(row) for row in model["rows"]]
+    show_table(title, *without_empty(HEADINGS, rows))
+    for row in model["rows"]:
+        if row["note"]:
+            print(f"  {row['optimizer']}: {row['note']}")
+
+    if model["buckets"]:
+        rows = [bucket_row(row) for row in model["buckets"]]
+        headings = ("muon by shape", "matrices", "ms", "x floor", "efficiency")
+        show_table(f"{model['model']}: by shape", headings, rows)
 
 
 def without_empty(
@@ -372,28 +377,28 @@ def without_empty(
 def step_row(row: dict[str, Any]) -> list[str]:
     """One optimizer's line."""
     extra = row["peak_extra_bytes"]
-    return [
-        row["optimizer"],
-        number(row["seconds"] * 1e3),
-        number(row["versus_adamw"]),
-        number(row["versus_floor"]),
-        number(row["faster_than_torch_muon"]),
-        number(row["efficiency"]),
-        number(row["state_bytes_per_parameter"]),
-        number(None if extra is None else round(extra / 1e6, 1)),
-        number(row["launches"]),
-        number(None if row["graph_seconds"] is None else row["graph_seconds"] * 1e3),
-        f"{row['stats_share']:.2%}" if "stats_share" in row else "–",
+    graph = row["graph_seconds"]
+    numbers = [
+        row["seconds"] * 1e3,
+        row["versus_adamw"],
+        row["versus_floor"],
+        row["faster_than_torch_muon"],
+        row["efficiency"],
+        row["state_bytes_per_parameter"],
+        None if extra is None else round(extra / 1e6, 1),
+        row["launches"],
+        None if graph is None else graph * 1e3,
     ]
+    stats = f"{row['stats_share']:.2%}" if "stats_share" in row else "–"
+    return [row["optimizer"], *map(number, numbers), stats]
 
 
 def bucket_row(row: dict[str, Any]) -> list[str]:
     """One shape's line."""
     m, n = row["shape"]
     ratio = row["seconds"] / row["floor_seconds"]
-    cells = (row["matrices"], row["seconds"] * 1e3, ratio, row["efficiency"])
-
-    return [f"{m}x{n}", *map(number, cells)]
+    numbers = (row["matrices"], row["seconds"] * 1e3, ratio, row["efficiency"])
+    return [f"{m}x{n}", *map(number, numbers)]
 
 
 def accuracy_row(row: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config
 
 import mesotron
+from benchmarks._lib.results import write_json
 from mesotron.config import ModelConfig
 from mesotron.models.load import load_model
 
@@ -60,12 +61,17 @@ class Both(torch.optim.Optimizer):
     """torch.optim.Muon for the matrices that ours takes, fused AdamW for the rest."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        groups = mesotron.muon(model, lr=1e-4).param_groups
-        spectral = [p for g in groups if g["rule"] == "muon" for p in g["params"]]
-        others = [p for g in groups if g["rule"] != "muon" for p in g["params"]]
-        self.parts = [torch.optim.Muon(spectral, lr=1e-4)]
-        self.parts += [torch.optim.AdamW(others, lr=1e-4, fused=True)]
-        super().__init__(spectral + others, {})
+        spectral = []
+        rest = []
+        for group in mesotron.muon(model, lr=1e-4).param_groups:
+            params = spectral if group["rule"] == "muon" else rest
+            params += group["params"]
+
+        self.parts = [
+            torch.optim.Muon(spectral, lr=1e-4),
+            torch.optim.AdamW(rest, lr=1e-4, fused=True),
+        ]
+        super().__init__(spectral + rest, {})
 
     def step(self, closure: Any = None) -> None:
         for part in self.parts:
@@ -84,9 +90,9 @@ CONTENDERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
 
 def timed(step: Callable[[], Any], cycles: int = 0) -> tuple[float, float]:
     """Milliseconds of the device, busy for some cycles before, and of the host."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-
     if cycles:
         torch.cuda._sleep(cycles)
 
@@ -96,35 +102,32 @@ def timed(step: Callable[[], Any], cycles: int = 0) -> tuple[float, float]:
     end.record()
     host = time.perf_counter() - begin
     torch.cuda.synchronize()
-
     return start.elapsed_time(end), 1e3 * host
 
 
 def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
     generator = torch.Generator().manual_seed(0)
-    rows: dict[str, list[tuple[float, float]]] = {"idle": [], "busy": []}
-
+    idle: list[tuple[float, float]] = []
+    busy: list[tuple[float, float]] = []
     first = 0.0
+
     for step in range(WARMUP + 2 * REPEATS):
         # Lengths vary, so the allocator hands out other addresses.
         length = int(torch.randint(48, 128, (), generator=generator))
         ids = torch.randint(0, 50000, (2, length), generator=generator).cuda()
         model(input_ids=ids, labels=ids).loss.backward()
-        state = "busy" if step % 2 else "idle"
-        both = timed(optimizer.step, BUSY_CYCLES if step % 2 else 0)
-        first = first or both[1]
-
+        is_busy = step % 2 == 1
+        device_and_host = timed(optimizer.step, BUSY_CYCLES if is_busy else 0)
+        first = first or device_and_host[1]
         if step >= WARMUP:
-            rows[state].append(both)
-
+            (busy if is_busy else idle).append(device_and_host)
         optimizer.zero_grad(set_to_none=True)
 
-    idle, host = (median(values) for values in zip(*rows["idle"], strict=True))
     return {
-        "busy_ms": median(device for device, _ in rows["busy"]),
-        "idle_ms": idle,
-        "host_ms": host,
+        "busy_ms": median(device for device, _ in busy),
+        "idle_ms": median(device for device, _ in idle),
+        "host_ms": median(host for _, host in idle),
         "first_ms": first,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
     }
@@ -180,9 +183,11 @@ def in_trl(model: torch.nn.Module) -> dict[str, float]:
     )
 
     trainer.train()
-    idle, host = (median(values) for values in zip(*rows[WARMUP:], strict=True))
-
-    return {"idle_ms": idle, "host_ms": host}
+    counted = rows[WARMUP:]
+    return {
+        "idle_ms": median(device for device, _ in counted),
+        "host_ms": median(host for _, host in counted),
+    }
 
 
 def captured(model: torch.nn.Module) -> dict[str, float]:
@@ -223,7 +228,7 @@ def main(out: Path) -> int:
         rows["in TRL"] = in_trl(model)
         result[name] = rows
         print(name, json.dumps(rows, indent=1), flush=True)
-        out.write_text(json.dumps(result, indent=1))
+        write_json(result, out, indent=1)
         del model
 
     return 0

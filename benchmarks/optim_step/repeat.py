@@ -12,10 +12,8 @@ difference. On a CPU: --device cpu --layers 1.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing as mp
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._lib.mps import mps
+from benchmarks._lib.results import write_json
 from mesotron.optim import Muon, Pion
 
 # Of a layer of SmolLM2-135M: queries, keys, values, output, gate, up, down.
@@ -33,63 +32,80 @@ OPTIMIZERS = {"muon": (Muon, {}), "pion": (Pion, {"cutoff": "noise"})}
 POISON = {2**19: 128, 2**31: 1}
 
 
+class Step:
+    """One step of an optimizer that starts from the same state each time."""
+
+    def __init__(self, name: str, layers: int, device: str) -> None:
+        params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in SHAPES * layers]
+        kind, options = OPTIMIZERS[name]
+        self.params = params
+        self.optimizer = kind(params, lr=1e-3, **options)
+
+        # From all alike to a few large directions, as gradients are.
+        for p in params:
+            p.grad = torch.randn_like(p) * torch.rand(p.shape[1], device=device) ** 4
+
+        self.optimizer.step()
+        self.start = copies(self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Weights, then what the optimizer keeps of each."""
+        kept = []
+        for p in self.params:
+            state = self.optimizer.state[p].values()
+            kept += [x for x in state if isinstance(x, Tensor)]
+        return [*(p.detach() for p in self.params), *kept]
+
+    def run(self) -> list[Tensor]:
+        """The state after a step from the start."""
+        now = self.tensors()
+        for x, kept in zip(now, self.start, strict=True):
+            x.copy_(kept)
+        self.optimizer.step()
+        return now
+
+
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [x.clone() for x in tensors]
+
+
 def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> dict[str, Any]:
     """Make the same step until the time is up; count the times that anything differs."""
     torch.manual_seed(seed)
-    params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in SHAPES * layers]
+    step = Step(name, layers, device)
+    step.run()  # its scale is still that of the momentum before
+    wanted = copies(step.run())
 
-    # From all alike to a few large directions, as gradients are.
-    grads = [torch.randn_like(p) * torch.rand(p.shape[1], device=device) ** 4 for p in params]
-    kind, options = OPTIMIZERS[name]
-    optimizer = kind(params, lr=1e-3, **options)
-
-    for p, g in zip(params, grads, strict=True):
-        p.grad = g.clone()
-
-    optimizer.step()
-    start = [x.clone() for x in tensors(optimizer, params)]
-
-    def step() -> list[Tensor]:
-        now = tensors(optimizer, params)
-        for x, kept in zip(now, start, strict=True):
-            x.copy_(kept)
-
-        optimizer.step()
-        return now
-
-    # Twice: the first time the step's scale is still that of the momentum before.
-    wanted = [[x.clone() for x in step()] for _ in range(2)][-1]
-    found: dict[str, Any] = {
-        "optimizer": name,
-        "seed": seed,
-        "steps": 0,
-        "different": [],
-    }
-
+    different = []
+    count = 0
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        if found["steps"] % 2 and device == "cuda":
+        if count % 2 and device == "cuda":
             poison()
 
-        now = step()
-        bad = [k for k, (a, b) in enumerate(zip(now, wanted, strict=True)) if not torch.equal(a, b)]
-        if bad:
-            one = now[bad[0]]
-            right = wanted[bad[0]]
-            found["different"].append(
-                {
-                    "step": found["steps"],
-                    "tensors": bad,
-                    "shape": list(one.shape),
-                    "entries": int((one != right).sum()),
-                    "nan": int(one.isnan().sum()),
-                    "largest": float((one - right).abs().nan_to_num().max()),
-                }
-            )
+        found = compare(step.run(), wanted)
+        if found:
+            different.append({"step": count, **found})
+        count += 1
 
-        found["steps"] += 1
+    return {"optimizer": name, "seed": seed, "steps": count, "different": different}
 
-    return found
+
+def compare(now: list[Tensor], wanted: list[Tensor]) -> dict[str, Any]:
+    """Which tensors differ, and how the first of them does; empty if all are equal."""
+    pairs = list(zip(now, wanted, strict=True))
+    bad = [k for k, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+    if not bad:
+        return {}
+
+    one, right = pairs[bad[0]]
+    return {
+        "tensors": bad,
+        "shape": list(one.shape),
+        "entries": int((one != right).sum()),
+        "nan": int(one.isnan().sum()),
+        "largest": float((one - right).abs().nan_to_num().max()),
+    }
 
 
 def poison() -> None:
@@ -99,15 +115,11 @@ def poison() -> None:
     for, which the step before has written, sooner than a piece of a larger one.
     """
     torch.cuda.empty_cache()
-    sizes = [size for size, number in POISON.items() for _ in range(number)]
-    blocks = [torch.full((size // 4,), torch.nan, device="cuda") for size in sizes]
+    blocks = []
+    for size, number in POISON.items():
+        for _ in range(number):
+            blocks.append(torch.full((size // 4,), torch.nan, device="cuda"))
     del blocks
-
-
-def tensors(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[Tensor]:
-    """Weights, then what the optimizer keeps of each."""
-    kept = [x for p in params for x in optimizer.state[p].values() if isinstance(x, Tensor)]
-    return [*(p.detach() for p in params), *kept]
 
 
 def main() -> None:
@@ -118,16 +130,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/repeat.json"))
     given = parser.parse_args()
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    names = [list(OPTIMIZERS)[k % 2] for k in range(given.processes)]
-    cells = [(n, given.layers, given.device, given.seconds, k) for k, n in enumerate(names)]
-    shares = given.device == "cuda" and given.processes > 1
 
-    side_by_side = mps(given.out.parent, print) if shares else nullcontext()
-    with side_by_side, mp.get_context("spawn").Pool(given.processes) as pool:
+    cells = []
+    for seed in range(given.processes):
+        name = list(OPTIMIZERS)[seed % 2]
+        cells.append((name, given.layers, given.device, given.seconds, seed))
+
+    folder = given.out.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    shares = given.device == "cuda" and given.processes > 1
+    make_pool = mp.get_context("spawn").Pool
+    with mps(folder, print, wanted=shares), make_pool(given.processes) as pool:
         found = pool.starmap(repeat, cells)
 
-    given.out.write_text(json.dumps(found, indent=1))
+    write_json(found, given.out, indent=1)
     for name in OPTIMIZERS:
         mine = [one for one in found if one["optimizer"] == name]
         steps = sum(one["steps"] for one in mine)
