@@ -1,6 +1,7 @@
 """The greedy evaluations before and after a run, and the Markdown report that compares them."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,8 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.config import TrainConfig
-from mesotron.evaluate import scores
-from mesotron.evaluate import transcripts as texts
+from mesotron.evaluate.scores import Score, bootstrap
+from mesotron.evaluate.transcripts import (
+    Transcript,
+    changes_of,
+    describe_changes,
+    pair_up,
+    shorten,
+    side_by_side,
+    verdict,
+)
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import Row
@@ -23,56 +32,61 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 
 def compare(before: Row, after: Row) -> Row:
-    """What changed, over paired problems; takes two `EvalResult.to_json()`. Without gold answers
+    """What changed, over paired problems; takes two `Evaluation.to_json()`. Without gold answers
     and without a reward of the user's own there is no number."""
-    kind = after.get("measure", "accuracy")
+    measure = after.get("measure", "accuracy")
     result = {
         "problems": after["problems"],
-        "measure": kind,
+        "measure": measure,
         "findings": after["findings"],
     }
 
-    both = {one.id: one for one in transcripts(before)}
-    pairs = [(both[one.id], one) for one in transcripts(after)]
-    changes = texts.changes_of(pairs, kind)
-    ends = {"before": main_score(before), "after": main_score(after)}
-    if not changes or None in ends.values():
+    earlier = {one.id: one for one in transcripts(before)}
+    pairs = [(earlier[one.id], one) for one in transcripts(after)]
+    changes = changes_of(pairs, measure)
+    first = main_score(before)
+    last = main_score(after)
+    if not changes or first is None or last is None:
         return result
 
-    result |= ends | {"gain": asdict(scores.bootstrap(changes))}
+    result |= {"before": first, "after": last, "gain": asdict(bootstrap(changes))}
     if before["greedy"]["lenient"]:
-        graded = [(old.correct, new.correct) for old, new in pairs]
-        result |= {
-            "lenient": {"before": before["greedy"]["lenient"], "after": after["greedy"]["lenient"]},
-            "gained": graded.count((False, True)),
-            "lost": graded.count((True, False)),
-        }
+        result |= compare_answers(before, after, pairs)
 
     return result
 
 
+def compare_answers(before: Row, after: Row, pairs: Sequence[tuple[Transcript, Transcript]]) -> Row:
+    """Lenient accuracy, and how many problems were gained and lost."""
+    changes = [(old.correct, new.correct) for old, new in pairs]
+    return {
+        "lenient": {"before": before["greedy"]["lenient"], "after": after["greedy"]["lenient"]},
+        "gained": changes.count((False, True)),
+        "lost": changes.count((True, False)),
+    }
+
+
 def main_score(result: Row) -> Row | None:
-    """Value and interval of an `EvalResult.to_json()`: its accuracy, or its mean reward."""
-    return result["greedy"]["reward" if result.get("measure") == "reward" else "strict"]
+    """Value and interval of an `Evaluation.to_json()`: its accuracy, or its mean reward."""
+    is_by_reward = result.get("measure") == "reward"
+    return result["greedy"]["reward" if is_by_reward else "strict"]
 
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
-    both = transcripts(before), transcripts(after)
-    console.print(texts.side_by_side(*both, PAIRS_SHOWN))
+    old = transcripts(before)
+    new = transcripts(after)
+    console.print(side_by_side(old, new, PAIRS_SHOWN))
 
     if result["measure"] == "accuracy" and "gain" in result:
-        changes = texts.describe_changes(*both)
-        note = f"; above, {PAIRS_SHOWN} typical problems in these proportions"
-        print_line(console, changes + note * (len(both[0]) > PAIRS_SHOWN))
+        changes = describe_changes(old, new)
+        if len(old) > PAIRS_SHOWN:
+            changes += f"; above, {PAIRS_SHOWN} typical problems in these proportions"
+
+        print_line(console, changes)
 
     if "gain" in result:
-        table = Table(
-            "",
-            "before",
-            "after",
-            "gain",
-            title=f"{headline(result)}, 95% intervals",
-        )
+        title = f"{headline(result)}, 95% intervals"
+        table = Table("", "before", "after", "gain", title=title)
         for row in score_rows(result):
             table.add_row(*row)
 
@@ -85,7 +99,11 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
 def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
     rows = run.rows("metrics")
     environment = run.environment
-    both = transcripts(before), transcripts(after)
+    old = transcripts(before)
+    new = transcripts(after)
+
+    seconds = sum(row.get("time/step", 0.0) for row in rows)
+    formatted = [one["greedy"]["rates"].get("facts/formatted", 0.0) for one in (before, after)]
 
     return fill_template(
         Path(__file__).with_name("report.md.j2"),
@@ -94,19 +112,19 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         rollout=config.rollout,
         command=shlex.join(environment.get("command", [])),
         rows=rows,
-        spent=spell_time(sum(row.get("time/step", 0.0) for row in rows)),
+        spent=spell_time(seconds),
         device=environment.get("device", "an unknown device"),
         headline=headline(result),
         scores=score_table(result),
         by_accuracy="gain" in result and result["measure"] == "accuracy",
-        formatted=[e["greedy"]["rates"].get("facts/formatted", 0.0) for e in (before, after)],
+        formatted=formatted,
         findings=result["findings"],
         curves=curve_lines(rows),
         watch=watch_lines(rows, run.rows("events")),
-        changes=texts.describe_changes(*both),
-        pairs=texts.pair_up(*both, PAIRS_SHOWN),
-        verdict=texts.verdict,
-        shorten=texts.shorten,
+        changes=describe_changes(old, new),
+        pairs=pair_up(old, new, PAIRS_SHOWN),
+        verdict=verdict,
+        shorten=shorten,
         indented=indented,
     )
 
@@ -114,8 +132,11 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
 def headline(result: Row) -> str:
     if "gain" not in result:
         return "No result: neither gold answers nor a reward of your own"
+
     what = "Mean reward" if result.get("measure") == "reward" else "Greedy accuracy"
-    return f"{what} on {result['problems']} held-out problem{'s' * (result['problems'] != 1)}"
+    number = result["problems"]
+    problems = "problem" if number == 1 else "problems"
+    return f"{what} on {number} held-out {problems}"
 
 
 def score_rows(result: Row) -> list[list[str]]:
@@ -123,12 +144,13 @@ def score_rows(result: Row) -> list[list[str]]:
     if "gain" not in result:
         return []
 
-    ends = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
-    by_reward = result.get("measure") == "reward"
+    ends = [str(Score(**result[key])) for key in ("before", "after", "gain")]
+    is_by_reward = result.get("measure") == "reward"
+    name = "mean reward" if is_by_reward else "strict: right and in the format"
+    lines = [[name, *ends]]
 
-    lines = [["mean reward" if by_reward else "strict: right and in the format", *ends]]
     if "lenient" in result:
-        lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
+        lenient = [str(Score(**result["lenient"][key])) for key in ("before", "after")]
         lines.append(["lenient: right anywhere", *lenient, ""])
 
     return lines
@@ -141,9 +163,12 @@ def score_table(result: Row) -> list[str]:
 
 def curve_lines(rows: list[Row]) -> list[str]:
     known = [row for row in rows if "reward" in row]
+    if not known:
+        return []
+
     # A step whose groups were all dropped has no entropy, one without readable golds no accuracy.
     names = [name for name in CURVES if any(name in row for row in known)]
-    return ["", "## Training", "", *training_table(known, names, ".3f")] if known else []
+    return ["", "## Training", "", *training_table(known, names, ".3f")]
 
 
 def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
@@ -153,16 +178,21 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
     monitor = Monitor()
     monitor.replay(merge_history(rows, events), ())
     result = diagnose_run(monitor)
-    advice = [result.diagnosis, result.remedy] if result.cause else []
-    done = [action.sentence() for action in monitor.actions]
 
-    return ["", "## The watch", "", result.text(), *(f"\n{line}" for line in (*advice, *done))]
+    lines = ["", "## The watch", "", result.text()]
+    if result.cause:
+        lines += [f"\n{result.diagnosis}", f"\n{result.remedy}"]
+
+    for action in monitor.actions:
+        lines.append(f"\n{action.sentence()}")
+
+    return lines
 
 
 def indented(text: str) -> str:
-    lines = texts.shorten(text).splitlines() or ["(nothing)"]
+    lines = shorten(text).splitlines() or ["(nothing)"]
     return "\n".join(f"    {line}" for line in lines)
 
 
-def transcripts(result: Row) -> list[texts.Transcript]:
-    return [texts.Transcript(**one) for one in result["transcripts"]]
+def transcripts(result: Row) -> list[Transcript]:
+    return [Transcript(**one) for one in result["transcripts"]]

@@ -14,7 +14,7 @@ from mesotron.config import ExportConfig, TaskConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.evaluate.subject import Subject, find_subject
 from mesotron.models.library import set_library_variables
-from mesotron.models.messages import no_progress_bars
+from mesotron.models.messages import first_sentence, no_progress_bars
 from mesotron.models.names import SHIPPED, locate
 from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
@@ -25,6 +25,7 @@ from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
 
 CONVERTER = "convert_hf_to_gguf.py"
+ADAPTER_FILES = ("adapter_*", "*token*", "chat_template.jinja")
 DTYPES = {
     "fp32": "float32",
     "bf16": "bfloat16",
@@ -38,44 +39,32 @@ def run(config: ExportConfig) -> int:
     if run is None:
         raise ValueError(f"{config.model} is not a run: name a folder that mesotron train wrote")
 
+    # Refuse what cannot work before anything is written.
     out = config.out or run.path / "export"
-    whole = config.merge_lora or not subject.adapter
     check_free(out)
+    whole = config.merge_lora or not subject.adapter
     if config.gguf and not whole:
         raise ValueError("--gguf needs whole weights, and this run trained adapters: --merge-lora")
 
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
     converter = find_converter(out) if config.gguf else None
-
     if config.push is not None:
         check_push(config.push, out)
 
-    if whole:
+    # Write.
+    if subject.adapter and not whole:
+        copy_adapter(subject.adapter, out)
+    else:
         write_weights(subject, config.dtype, out)
-    elif subject.adapter:
-        tokenizer = ("*token*", "chat_template.jinja")
-        files = [file for one in ("adapter_*", *tokenizer) for file in subject.adapter.glob(one)]
-        out.mkdir(parents=True, exist_ok=True)
 
-        for file in files:
-            shutil.copy(file, out)
-
-    title = config.push or (out if config.out else run.path).resolve().name
+    folder = out if config.out else run.path
+    title = config.push or folder.resolve().name
     (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
     print(f"model: {out}; load with {load_line(str(out), whole)}")
 
     if converter is not None:
-        file = out / "model.gguf"
-        command = [sys.executable, converter, out, "--outfile", file]
-
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise ValueError(f"{out} is complete, but {converter} failed: {printable(why)}")
-
-        print(f"gguf: {file}")
-
+        write_gguf(converter, out)
     if config.push is not None:
         push(config.push, out)
 
@@ -85,18 +74,43 @@ def run(config: ExportConfig) -> int:
 def write_weights(subject: Subject, dtype: str, out: Path) -> None:
     """Merge in float32 into the whole weights, then round once."""
     import torch
-    from transformers import PreTrainedConfig
 
     wide = replace(subject, model=replace(subject.model, dtype="float32", load="full"))
     model, tokenizer = wide.load(torch.device("cpu"))
-    own, _ = PreTrainedConfig.get_config_dict(locate(subject.model.name))
-    name = DTYPES.get(dtype, dtype)
 
-    name = own.get("dtype") or own.get("torch_dtype") or "float32" if name == "auto" else name
+    name = own_dtype(subject) if dtype == "auto" else DTYPES.get(dtype, dtype)
     with no_progress_bars():
         model.to(getattr(torch, name)).save_pretrained(out)
 
     tokenizer.save_pretrained(out)
+
+
+def own_dtype(subject: Subject) -> str:
+    """The dtype that the model's own config names."""
+    from transformers import PreTrainedConfig
+
+    config, _ = PreTrainedConfig.get_config_dict(locate(subject.model.name))
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+def copy_adapter(adapter: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in ADAPTER_FILES:
+        for file in adapter.glob(pattern):
+            shutil.copy(file, out)
+
+
+def write_gguf(converter: Path, out: Path) -> None:
+    file = out / "model.gguf"
+    command = [sys.executable, converter, out, "--outfile", file]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        why = printable(lines[-1])
+        raise ValueError(f"{out} is complete, but {converter} failed: {why}")
+
+    print(f"gguf: {file}")
 
 
 def load_line(place: str, whole: bool) -> str:
@@ -140,8 +154,8 @@ def push(name: str, out: Path) -> None:
         api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=out)
     except (HfHubHTTPError, OSError) as error:
-        first = " ".join(str(error).split()).split(". ")[0]
-        raise ValueError(f"--push {name} failed, the model is in {out}: {first}") from error
+        why = first_sentence(error)
+        raise ValueError(f"--push {name} failed, the model is in {out}: {why}") from error
 
     print(f"pushed: https://huggingface.co/{name}")
 
@@ -150,23 +164,11 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
     from mesotron.rlvr.run_report import headline, score_table, watch_lines
 
     settings = run.config
-    result = run.result
+    result = run.result or {}
     env = run.environment
     rows = run.rows("metrics")
     start = settings["model"]["name"]
-    task = settings["task"]
-    reward = settings.get("reward") or {}
-    parts = reward.get("parts") or ["none"]
-    weights = reward.get("weights") or [1.0] * len(parts)
-
-    shown = []
-    for section, defaults in to_plain(TrainConfig()).items():
-        own = settings.get(section)
-        sectioned = isinstance(defaults, dict)
-        for key, default in defaults.items() if sectioned else [("", defaults)]:
-            value = (own or {}).get(key) if sectioned else own
-            if key == "name" or section in ("steps", "seed") or value not in (default, None):
-                shown.append([f"{section}{'.' if key else ''}{key}", public(value)])
+    packages = env.get("packages", {})
 
     return fill_template(
         Path(__file__).with_name("card.md.j2"),
@@ -177,23 +179,55 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
         public=public,
         rows=rows,
         result=result,
-        headline=headline(result or {}),
-        scores=score_table(result or {}),
-        data=task.get("data") or [task["name"], *filter(None, [task.get("path")])],
-        rewards=[f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights)],
+        headline=headline(result),
+        scores=score_table(result),
+        data=data_of(settings["task"]),
+        rewards=spell_rewards(settings.get("reward") or {}),
         watch=watch_lines(rows, run.rows("events")),
-        settings=make_table(["setting", "value"], shown),
+        settings=make_table(["setting", "value"], changed_settings(settings)),
         env=env,
-        versions=", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items()),
+        versions=", ".join(f"{key} {value}" for key, value in packages.items()),
         load_line=load_line(name, whole),
     )
+
+
+def data_of(task: dict[str, Any]) -> list[str]:
+    if task.get("data"):
+        return task["data"]
+
+    path = task.get("path")
+    return [task["name"], path] if path else [task["name"]]
+
+
+def spell_rewards(reward: dict[str, Any]) -> list[str]:
+    parts = reward.get("parts") or ["none"]
+    weights = reward.get("weights") or [1.0] * len(parts)
+    return [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights)]
+
+
+def changed_settings(settings: dict[str, Any]) -> list[list[str]]:
+    """Names and values of the settings that differ from the defaults, and a few that matter."""
+    rows = []
+    for section, defaults in to_plain(TrainConfig()).items():
+        own = settings.get(section)
+        if not isinstance(defaults, dict):
+            if section in ("steps", "seed") or own not in (defaults, None):
+                rows.append([section, public(own)])
+            continue
+
+        for key, default in defaults.items():
+            value = (own or {}).get(key)
+            if key == "name" or value not in (default, None):
+                rows.append([f"{section}.{key}", public(value)])
+
+    return rows
 
 
 def public(value: Any) -> str:
     """A setting as the card shows it: of a local path only its last part."""
     if isinstance(value, list):
-        return ", ".join(map(public, value))
+        return ", ".join(public(item) for item in value)
 
     text = " ".join(str(value).split())
-    local = text.startswith(("/", "~", ".")) or os.path.exists(text.partition(":")[0])
-    return Path(text).name if local else text.replace("|", "\\|")
+    is_local = text.startswith(("/", "~", ".")) or os.path.exists(text.partition(":")[0])
+    return Path(text).name if is_local else text.replace("|", "\\|")
