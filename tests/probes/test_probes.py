@@ -87,14 +87,22 @@ def test_answer_diversity():
 @pytest.mark.parametrize("vocabulary", [2, 5, 150_000])
 def test_repetition_against_sets_of_tuples(n, vocabulary):
     def plain(ids: list[int]) -> float:
+        if len(ids) <= n:
+            return 0.0
+
         grams = [tuple(ids[k : k + n]) for k in range(len(ids) - n + 1)]
-        return 1 - len(set(grams)) / len(grams) if len(ids) > n else 0.0
+        return 1 - len(set(grams)) / len(grams)
 
     draw = random.Random(f"{n} {vocabulary}")
-    batch = [[draw.randrange(vocabulary) for _ in range(draw.randrange(30))] for _ in range(20)]
+    batch = []
+    for _ in range(20):
+        length = draw.randrange(30)
+        batch.append([draw.randrange(vocabulary) for _ in range(length)])
+
     for ids in (batch, [[1, 2, 3, 4, 5]] * 8, [[7] * 100], [[], [1]], [[]]):
         found = probes.repetition(ids, n)["completions/repetition"]
-        assert found == pytest.approx(sum(map(plain, ids)) / len(ids), abs=1e-12)
+        expected = sum(map(plain, ids)) / len(ids)
+        assert found == pytest.approx(expected, abs=1e-12)
 
     assert probes.repetition([]) == {"completions/repetition": 0}
 
@@ -135,9 +143,10 @@ def test_entropy_quartiles_against_numpy():
 
     rows = [values[k][mask[k]].mean().item() for k in range(11)]  # without the empty completion
     for k in (1, 2, 3):
-        assert found[f"entropy/token_q{k}"] == pytest.approx(np.quantile(tokens, k / 4), abs=1e-6)
-        expected = np.quantile(rows, k / 4)
-        assert found[f"entropy/trajectory_q{k}"] == pytest.approx(expected, abs=1e-6)
+        of_tokens = np.quantile(tokens, k / 4)
+        of_rows = np.quantile(rows, k / 4)
+        assert found[f"entropy/token_q{k}"] == pytest.approx(of_tokens, abs=1e-6)
+        assert found[f"entropy/trajectory_q{k}"] == pytest.approx(of_rows, abs=1e-6)
 
 
 def test_clipping_on_the_side_of_the_advantage():
@@ -166,10 +175,14 @@ def test_clipping_on_the_side_of_the_advantage():
 def test_the_kl_estimate_is_unbiased():
     p = torch.tensor([0.7, 0.2, 0.1]).double()
     q = torch.tensor([0.3, 0.3, 0.4]).double()
-    exact = (p * (p / q).log()).sum().item()
+    terms = p * (p / q).log()
+    exact = terms.sum().item()
+
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)[None]
-    found = probes.kl_to_start(p.log()[drawn], q.log()[drawn], torch.ones_like(drawn))
+    drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)
+    drawn = drawn[None]  # one completion
+    mask = torch.ones_like(drawn)
+    found = probes.kl_to_start(p.log()[drawn], q.log()[drawn], mask)
 
     assert found["kl/start"] == pytest.approx(exact, rel=0.02)
 
@@ -177,17 +190,22 @@ def test_the_kl_estimate_is_unbiased():
 def test_effective_rank_of_known_spectra():
     left, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
     right, _ = torch.linalg.qr(torch.randn(9, 6, dtype=torch.float64))
-    X = left @ torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]).double()) @ right.T
+    sigma = torch.tensor([4.0, 2.0, 1.0, 1.0, 0.0, 0.0]).double()
+    X = left @ torch.diag(sigma) @ right.T
     found = probes.effective_rank(X)
-    expected = math.exp(-sum(x * math.log(x) for x in (0.5, 0.25, 0.125, 0.125)))
 
-    assert found["gradient/effective_rank"] == pytest.approx(expected)
+    shares = (0.5, 0.25, 0.125, 0.125)
+    entropy = -sum(share * math.log(share) for share in shares)
+    assert found["gradient/effective_rank"] == pytest.approx(math.exp(entropy))
     assert found["gradient/stable_rank"] == pytest.approx(22 / 16)
     assert probes.effective_rank(X * 1e-30) == pytest.approx(found)
 
     half = {key: value / 2 for key, value in found.items()}
-    assert probes.effective_rank(torch.stack([X, torch.zeros_like(X)])) == pytest.approx(half)
-    assert set(probes.effective_rank(torch.zeros(3, 4)).values()) == {0.0}
+    with_zero = torch.stack([X, torch.zeros_like(X)])
+    assert probes.effective_rank(with_zero) == pytest.approx(half)
+
+    of_zero = probes.effective_rank(torch.zeros(3, 4))
+    assert set(of_zero.values()) == {0.0}
 
 
 def test_the_snr_estimate_is_unbiased():

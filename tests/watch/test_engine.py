@@ -23,7 +23,11 @@ NAMES = [detector.name for detector in DETECTORS]
 
 def events_of(rows) -> list[Event]:
     engine = Engine()
-    return [event for row in rows for event in engine.update(row)]
+    events = []
+    for row in rows:
+        events += engine.update(row)
+
+    return events
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -319,31 +323,45 @@ def track_of(values, *size: int, pooled: bool = False) -> Track:
     return track
 
 
-def test_windows_of_a_track():
-    # One outlier moves nothing.
-    short = track_of([1e6 if k in (4, 40) else 1.0 for k in range(60)], 10, 5).window(0)
+def test_one_outlier_moves_nothing():
+    values = [1e6 if k in (4, 40) else 1.0 for k in range(60)]
+    short = track_of(values, 10, 5).window(0)
     assert (short.now, short.reference("start"), short.best) == (1.0, 1.0, 1.0)
 
-    # The onset of a fall.
-    short = track_of([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1], 4, 2).window(0)
+
+def test_the_onset_of_a_fall():
+    values = [0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]
+    short = track_of(values, 4, 2).window(0)
     assert Symptom("reward", "down", by=0.5).onset(short) == 20
     assert Symptom("reward", "not_up").onset(short) is None
 
-    # Noise may hide a rise in five rows that 25 show; once it is lost, the five count.
-    values = [(0.2 if k < 10 else 0.4) + 0.11 * (-1) ** (k * k // 3) for k in range(60)]
+
+def test_noise_may_hide_a_rise_in_five_rows_that_25_show():
+    values = []
+    for k in range(60):
+        level = 0.2 if k < 10 else 0.4
+        values.append(level + 0.11 * (-1) ** (k * k // 3))
+
     not_up = Symptom("reward", "not_up", by=0.1)
     assert not not_up.is_present(track_of(values, 10, 5).window(0), 4.0)
-    assert not_up.is_present(track_of([*values, *[0.2] * 5], 10, 5).window(0), 4.0)
 
-    # A fall in the first rows is remembered.
-    long = track_of([0.4] * 10 + [0.0] * 60, 10, 5).window(1)
+    lost = [*values, *[0.2] * 5]  # the five count
+    assert not_up.is_present(track_of(lost, 10, 5).window(0), 4.0)
+
+
+def test_a_fall_in_the_first_rows_is_remembered():
+    values = [0.4] * 10 + [0.0] * 60
+    long = track_of(values, 10, 5).window(1)
     assert long.best < 0.4
     assert long.reference("best") == pytest.approx(0.4)
 
-    # The best single evaluation is luck.
+
+def test_the_best_single_evaluation_is_luck():
     track = track_of((0.3, 0.32, 0.5, 0.31, 0.3), 1, 1, pooled=True)
-    assert track.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
-    assert track.window(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
+    best = (0.32 + 0.5 + 0.31) / 3
+    last = (0.5 + 0.31 + 0.3) / 3
+    assert track.window(0).reference("best") == pytest.approx(best)
+    assert track.window(1).now == pytest.approx(last)
 
 
 def test_the_noise_of_an_evaluation_is_that_of_its_problems():

@@ -1,5 +1,6 @@
 """Chance: hardly any flat run is stopped, and a real loss is still seen."""
 
+import itertools
 import random
 
 import numpy as np
@@ -12,12 +13,21 @@ few_or_all = pytest.mark.parametrize("runs", [2, pytest.param(40, marks=pytest.m
 
 def is_stopped(rows) -> bool:
     engine = Engine()
-    return any(event.severity == "stop" for row in rows for event in engine.update(row))
+    for row in rows:
+        for event in engine.update(row):
+            if event.severity == "stop":
+                return True
+
+    return False
 
 
 def evaluations(scores, problems=None):
-    known = {} if problems is None else {"eval/problems": float(problems)}
-    return ({"step": 10 * k, "eval/greedy": float(x)} | known for k, x in enumerate(scores))
+    """A row for each score of an evaluation, every ten steps."""
+    for k, score in enumerate(scores):
+        row = {"step": 10 * k, "eval/greedy": float(score)}
+        if problems is not None:
+            row["eval/problems"] = float(problems)
+        yield row
 
 
 @few_or_all
@@ -27,9 +37,12 @@ def test_chance_in_evaluations_stops_hardly_any_flat_run(runs):
     for problems in (100, 200):
         for accuracy in (0.2, 0.3, 0.4):
             # Independent draws: more noise than the same problems at a fixed policy have.
-            scores = draw.binomial(problems, accuracy, size=(runs, 200)) / problems
-            stopped += [is_stopped(evaluations(run, problems)) for run in scores]
-            stopped += [is_stopped(evaluations(run)) for run in scores[: runs // 2, :50]]
+            right = draw.binomial(problems, accuracy, size=(runs, 200))
+            scores = right / problems
+            for run in scores:
+                stopped.append(is_stopped(evaluations(run, problems)))
+            for run in scores[: runs // 2]:
+                stopped.append(is_stopped(evaluations(run[:50])))
 
     assert sum(stopped) <= 0.02 * len(stopped)
 
@@ -37,14 +50,17 @@ def test_chance_in_evaluations_stops_hardly_any_flat_run(runs):
 @pytest.mark.parametrize("known", [{}, {"eval/problems": 100.0}])
 def test_chance_in_evaluations_of_a_reward_stops_hardly_any_flat_run(known):
     def rows(scores):  # no shares of right answers
-        return [{"step": 10 * k, "eval/reward": float(x)} | known for k, x in enumerate(scores)]
+        for k, score in enumerate(scores):
+            yield {"step": 10 * k, "eval/reward": float(score)} | known
 
     draw = np.random.default_rng(0)
-    stopped = []
+    num_stopped = 0
     for mean, deviation in ((-1, 0.15), (2, 0.3), (50, 5)):
-        stopped += [is_stopped(rows(draw.normal(mean, deviation, size=20))) for _ in range(10)]
+        for _ in range(10):
+            scores = draw.normal(mean, deviation, size=20)
+            num_stopped += is_stopped(rows(scores))
 
-    assert sum(stopped) <= 2
+    assert num_stopped <= 2
     assert is_stopped(rows([2.0, 2.02, 1.99, 2.01, 2.0, 2.01, 0.4, 0.39, 0.41]))
 
 
@@ -73,8 +89,11 @@ def flat_run(draw, prompts, accuracy, rows):
 )
 def test_prompts_of_unequal_difficulty_stop_hardly_any_flat_run(runs, rows):
     draw = np.random.default_rng(0)
-    kinds = [(prompts, accuracy) for prompts in (8, 16) for accuracy in (0.15, 0.3, 0.5)]
-    stopped = [is_stopped(flat_run(draw, *kind, rows)) for kind in kinds for _ in range(runs)]
+    stopped = []
+    for prompts, accuracy in itertools.product((8, 16), (0.15, 0.3, 0.5)):
+        for _ in range(runs):
+            run = flat_run(draw, prompts, accuracy, rows)
+            stopped.append(is_stopped(run))
 
     assert sum(stopped) <= 0.02 * len(stopped)
 
@@ -86,10 +105,11 @@ def test_rewards_of_two_prompts_per_step(end, low, high):
     for seed in range(10):
         draw = random.Random(seed)
         levels = [0.5] * 120 + [end] * 80
-        rows = [
-            {"step": k, "reward": min(max(level + draw.gauss(0, 0.25), 0.0), 1.0)}
-            for k, level in enumerate(levels)
-        ]
+        rows = []
+        for step, level in enumerate(levels):
+            reward = level + draw.gauss(0, 0.25)
+            rows.append({"step": step, "reward": min(max(reward, 0.0), 1.0)})
+
         stopped += is_stopped(rows)
 
     assert low <= stopped <= high

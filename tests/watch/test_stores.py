@@ -1,5 +1,6 @@
 """Files of experiment trackers, written here in their formats."""
 
+import itertools
 import json
 import math
 import random
@@ -213,28 +214,38 @@ def test_a_file_with_several_runs(name, write, tmp_path):
             read_log(bad)
 
 
-def test_seeds_of_several_runs_and_of_one(tmp_path):
+def test_a_run_is_named_by_its_name_and_its_seed(tmp_path):
     path = tmp_path / "runs.csv"
-    rows = [(run, seed, *row.values()) for run in "ab" for seed in (0, 1) for row in ROWS]
-    table("run,seed,step,reward,entropy", rows)(path)
+    rows = []
+    for run, seed, row in itertools.product("ab", (0, 1), ROWS):
+        rows.append((run, seed, *row.values()))
 
-    assert [str(run)[len(f"{path}#") :] for run in find_runs(path)] == ["a/0", "a/1", "b/0", "b/1"]
+    table("run,seed,step,reward,entropy", rows)(path)
+    names = [str(run).partition("#")[2] for run in find_runs(path)]
+    assert names == ["a/0", "a/1", "b/0", "b/1"]
     assert read_log(tmp_path / "runs.csv#b/1").rows == ROWS
 
-    table("seed,step,reward,entropy", [(k, *row.values()) for k, row in enumerate(ROWS)])(path)
-    assert find_runs(path) == [path]  # each step has its own seed
+
+def test_a_run_with_a_seed_for_each_step(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [(k, *row.values()) for k, row in enumerate(ROWS)]
+    table("seed,step,reward,entropy", rows)(path)
+
+    assert find_runs(path) == [path]
     assert read_log(path).rows == ROWS
 
-    for size in (2, 3):  # rows of each seed, of a run that was resumed with others
-        rows = [{"seed": k // size} | row for k, row in enumerate(ROWS)]
-        table("seed,step,reward,entropy", [row.values() for row in rows])(path)
 
-        write_jsonl = table("{}", [[json.dumps(row)] for row in rows])
-        for file, write in (("a.jsonl", write_jsonl), ("a.parquet", parquet_file(rows))):
-            write(tmp_path / file)
-            assert find_runs(tmp_path / file) == [tmp_path / file]
-
-        assert find_runs(path) == [path]
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_run_that_was_resumed_with_other_seeds(size, tmp_path):
+    rows = [{"seed": k // size} | row for k, row in enumerate(ROWS)]
+    writers = {
+        "a.csv": table("seed,step,reward,entropy", [row.values() for row in rows]),
+        "a.jsonl": table("{}", [[json.dumps(row)] for row in rows]),
+        "a.parquet": parquet_file(rows),
+    }
+    for name, write in writers.items():
+        write(tmp_path / name)
+        assert find_runs(tmp_path / name) == [tmp_path / name]
 
 
 def test_a_parquet_file_whose_runs_have_no_name(tmp_path):
