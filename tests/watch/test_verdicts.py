@@ -455,38 +455,54 @@ def test_a_logged_metric_is_not_asked_for():
     assert "grad_norm" in diagnosis_of(bare).missing
 
 
-def test_detectors_of_ones_own(tmp_path):
+@pytest.fixture
+def own_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TOML)
-    (own,) = load_detectors(path)
+    return path
 
+
+def test_a_detector_of_ones_own(own_file):
+    (own,) = load_detectors(own_file)
     assert own.fatal == ((Symptom("reward", "down", by=0.2, since="best"),),)
-    rows = [row | {"tools/failed": 0.1 if row["step"] < 60 else 0.6} for row in failing(0, {})]
-    engine = Engine(detectors=with_own([own]))
-    (event,) = [e for row in rows for e in engine.update(row)]
+    assert Watch(detectors=own_file).engine.detectors[0] == own
 
+    engine = Engine(detectors=with_own([own]))
+    events = []
+    for row in failing(0, {}):
+        failed = 0.1 if row["step"] < 60 else 0.6
+        events += engine.update(row | {"tools/failed": failed})
+
+    (event,) = events
     assert (event.detector, event.severity, event.confidence) == ("tool_errors", "warn", 0.8)
-    assert Watch(detectors=path).engine.detectors[0] == own
     assert "tool calls" in explain("tool_errors", engine.detectors)
 
-    ours = Detector(
+
+def test_a_detector_of_ones_own_replaces_ours_of_that_name():
+    own = Detector(
         name="nonfinite",
         cases=(),
         diagnosis="",
         remedy="",
     )
+    assert [each for each in with_own([own]) if each.name == "nonfinite"] == [own]
 
-    assert [d for d in with_own([ours]) if d.name == "nonfinite"] == [ours]
+
+def test_a_file_of_detectors_may_use_names(own_file):
+    (own,) = load_detectors(own_file)
     named = TOML.replace(SYMPTOM, '"calls_fail", "reward_lost"')
     named = named.replace('{field = "optim.lr", act = "multiply", value = 0.5}', '"smaller_step"')
-    path.write_text(f"[symptoms]\ncalls_fail = {SYMPTOM}\n{named}")
+    own_file.write_text(f"[symptoms]\ncalls_fail = {SYMPTOM}\n{named}")
 
-    assert load_detectors(path)[0].metrics == ("tools/failed", "reward")
-    assert load_detectors(path)[0].changes == own.changes
+    (by_name,) = load_detectors(own_file)
+    assert by_name.metrics == ("tools/failed", "reward")
+    assert by_name.changes == own.changes
 
-    path.write_text(named.replace("calls_fail", "gone"))
+    own_file.write_text(named.replace("calls_fail", "gone"))
     with pytest.raises(ValueError, match="gone"):
-        load_detectors(path)
+        load_detectors(own_file)
 
+
+def test_a_detector_that_does_not_exist():
     with pytest.raises(ValueError, match="nonfinit"):
         explain("nonfinit")
