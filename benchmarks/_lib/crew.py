@@ -68,7 +68,7 @@ class Cells:
             run now; None if none can start. The first one if not given.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a study decides, all by name
         self,
         plan: Callable[[Done], Iterable[Cell]],
         key_of: Callable[[Cell], str],

@@ -55,7 +55,7 @@ class ModelShapes:
         return max(1, min(self.layers, int(flops // one)))
 
 
-def _decoder(
+def _decoder(  # noqa: PLR0913  # the sizes of a decoder, all by name
     *,
     layers: int,
     hidden: int,

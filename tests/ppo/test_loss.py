@@ -14,7 +14,7 @@ from mesotron.ppo.optimizer import make_hyper, make_optimizer
 BATCH = 16
 
 
-def advantages_by_definition(rewards, values, terminated, truncated, last, cut, gamma, lam):
+def advantages_by_definition(rewards, values, terminated, truncated, last, cut, gamma, lam):  # noqa: PLR0913  # those of the function under test
     """Sum by sum: discounted deltas up to the end of the game."""
     S, N = rewards.shape
     result = np.zeros((S, N))

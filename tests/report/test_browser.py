@@ -314,7 +314,7 @@ def test_a_live_page_keeps_its_place(browser, page):
         ("report_dead", "vote", 1280, 1000, False, "watch"),
     ],
 )
-def test_screenshots(browser, page, name, shown, width, height, dark, part):
+def test_screenshots(browser, page, name, shown, width, height, dark, part):  # noqa: PLR0913  # a table of pictures
     browser.open(page(shown), width, dark, height)
     if part:
         browser.run(f"document.getElementById('{part}').scrollIntoView()")

@@ -224,7 +224,7 @@ def test_an_averaged_run_evaluates_and_ends_with_its_average(run, whole, monkeyp
         ),  # a guarded run keeps its start
     ],
 )
-def test_the_newest_intact_checkpoint_is_resumed(
+def test_the_newest_intact_checkpoint_is_resumed(  # noqa: PLR0913  # a table of cases
     run, whole, capsys, words, step, damaged, shown, checkpoints
 ):
     interrupt(run, words, step)

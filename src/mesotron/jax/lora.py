@@ -87,44 +87,22 @@ def is_factor(path: str) -> bool:
     return path.lower().removesuffix("/value").endswith(SUFFIXES)
 
 
-def lora_product(
-    learning_rate: Rate,
-    filter: Filtering,
-    *,
-    momentum: Rate,
-    nesterov: bool,
-    weight_decay: Rate,
-    unit: LoraUnit,
-    scale: Any = "rms",
-    momentum_dtype: str | None = None,
-) -> optax.GradientTransformation:
-    """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
-    learning rate is inside: the damping of A follows it."""
-    rule = LoraRule(
-        learning_rate=learning_rate,
-        filter=filter,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        unit=unit,
-        scale=scale,
-        momentum_dtype=momentum_dtype,
-    )
-    return optax.GradientTransformation(rule.init, rule.update)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoraRule:
-    """The options of `lora_product`."""
+    """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
+    learning rate is inside: the damping of A follows it."""
 
     learning_rate: Rate
     filter: Filtering
-    momentum: Rate
-    nesterov: bool
+    momentum: Rate = 0.95
+    nesterov: bool = True
     weight_decay: Rate
     unit: LoraUnit
-    scale: Any
-    momentum_dtype: str | None
+    scale: Any = "rms"
+    momentum_dtype: str | None = None
+
+    def transformation(self) -> optax.GradientTransformation:
+        return optax.GradientTransformation(self.init, self.update)
 
     def init(self, params: Any) -> LoraState:
         find_pairs(params)  # refuses a factor without its partner now, not at the first step

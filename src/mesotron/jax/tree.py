@@ -14,7 +14,7 @@ from jax import Array
 
 from mesotron.jax.filter import filter_batch
 from mesotron.jax.labels import complain, label, only_matrices
-from mesotron.jax.lora import LoraUnit, is_factor, lora_product
+from mesotron.jax.lora import LoraRule, LoraUnit, is_factor
 from mesotron.jax.safety import skip_nonfinite
 from mesotron.jax.stats import Rate, check_range, measured
 from mesotron.jax.step import Views
@@ -115,7 +115,8 @@ class TreeRule:
         apply = partial(filter_batch, filter=filter, dtype=dtype, promote=promote)
         step = {key: self.options[key] for key in STEP if key in self.options}
 
-        return lora_product(self.lr, apply, unit=self.lora_unit, **step)
+        rule = LoraRule(learning_rate=self.lr, filter=apply, unit=self.lora_unit, **step)
+        return rule.transformation()
 
     def pair_filter(self) -> tuple[Filter, Array | None]:
         """The filter of LoRA pairs, and a traced `promote` in place of its own."""

@@ -97,7 +97,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
     table: RoutingTable | None = None
     """The routing table a builder made the groups from; None for hand-made groups and copies."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the public signature names every option
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,

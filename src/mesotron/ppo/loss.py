@@ -20,7 +20,7 @@ from mesotron.ppo.optimizer import Hyper
 from mesotron.ppo.policy import Params, apply_policy, entropy, log_probs
 
 
-def estimate_advantages(
+def estimate_advantages(  # noqa: PLR0913  # the arrays of a rollout, as in the paper
     rewards: Array,
     values: Array,
     terminated: Array,

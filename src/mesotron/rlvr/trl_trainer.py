@@ -154,7 +154,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     sampler: GraphSampler | None = None
     curriculum: Curriculum | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # TRL's arguments, and ours by name
         self,
         model: Any,
         reward_funcs: Any = None,

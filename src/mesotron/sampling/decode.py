@@ -32,7 +32,7 @@ class Completion:
 
 
 @torch.inference_mode()
-def generate(
+def generate(  # noqa: PLR0913  # settings by name
     model: Any,
     tokenizer: Any,
     prompts: Sequence[str],

@@ -88,7 +88,7 @@ def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldCo
     return config
 
 
-def measure(
+def measure(  # noqa: PLR0913  # settings by name
     act: Act,
     world: WorldConfig,
     *,

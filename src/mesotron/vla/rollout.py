@@ -21,7 +21,7 @@ HERE = "mesotron.vla.rollout"
 FRAME_PIXELS = 128  # of a recorded frame
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913  # settings by name
     act: Act,
     world: WorldConfig,
     seeds: Sequence[int],

@@ -57,7 +57,7 @@ class Watch(TrainerCallback):
         stopped_by: the event that ended the run, or None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # settings by name
         self,
         guard: GuardName = "warn",
         run: Path | str | None = None,
