@@ -129,7 +129,7 @@ class TaskConfig(Config, prefix="task."):
     in place of a recipe's task."""
     data: tuple[str, ...] = setting((), flag="data", example="a file, a folder or a hub name")
     """Your own data: JSONL, JSON, CSV or Parquet files, folders, names on the hub (NAME:SUBSET).
-    With --task gsm8k or math: where its problems are."""
+    With a --task that is read, such as gsm8k: where its problems are."""
     columns: str = setting("", flag="data.columns")
     """Columns of your own data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other
     names give the reward a column under that name too."""
@@ -143,12 +143,12 @@ class TaskConfig(Config, prefix="task."):
     """Start a rg: dataset at the lowest level (or --task.difficulty) and raise it by one when this
     share of the answers was correct over four rollout batches. --task.num-train is per level."""
     levels: tuple[Level, ...] = ()
-    """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
+    """Difficulty levels to draw from, 1 to 5 (unset: the task's own choice)."""
     format: FormatName | None = None
     r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7 (unset: the task's own,
     boxed for your data)."""
     num_train: Natural | None = None
-    """Training problems (unset: 20,000 of arith, else all)."""
+    """Training problems (unset: as many as the task has or usually draws)."""
     num_eval: Natural = 200
     """Held-out problems for evaluation."""
     few_shot: Natural = 0

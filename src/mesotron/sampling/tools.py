@@ -22,7 +22,7 @@ NOT_TOOLS = ("reset", "get_reward")  # methods of an environment that the model 
 
 
 @dataclass
-class Conversation:
+class ToolEpisode:
     """One episode; `messages` grow with every turn."""
 
     messages: list[Any]
@@ -50,7 +50,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ChatText:
-    """Renders and encodes conversations with tools, and reads the calls in a reply."""
+    """Renders and encodes chats with tools, and reads the calls in a reply."""
 
     tokenizer: Any
     template: str | None  # the training template, if the model's own changes earlier turns
@@ -99,11 +99,11 @@ class Toolbox:
             cure = "use Qwen/Qwen3-0.6B or the like, or set a response_template (see examples)"
             raise ValueError(f"TRL cannot read tool calls of {model}: {cure}") from error
 
-    def start(self, chat: Sequence[Message], row: dict[str, Any]) -> Conversation:
-        """A conversation up to its question; an environment may add to it."""
+    def start(self, chat: Sequence[Message], row: dict[str, Any]) -> ToolEpisode:
+        """An episode up to its question; an environment may add to it."""
         messages = list(chat)
         if self.environment is None:
-            return Conversation(messages, list(self.tools))
+            return ToolEpisode(messages, list(self.tools))
 
         arguments = row | {"prompt": messages}
         if row["columns"]:  # as in training
@@ -114,7 +114,7 @@ class Toolbox:
         last = messages[-1]
         messages[-1] = {**last, "content": last["content"] + observation}
 
-        return Conversation(messages, [*self.tools, *public_methods(world)])
+        return ToolEpisode(messages, [*self.tools, *public_methods(world)])
 
     def play(
         self,
@@ -132,12 +132,12 @@ class Toolbox:
         text = ChatText.of(tokenizer)
         context = model.config.get_text_config().max_position_embeddings
 
-        conversations = [self.start(chat, row) for chat, row in zip(chats, rows, strict=True)]
-        for one in conversations:
+        episodes = [self.start(chat, row) for chat, row in zip(chats, rows, strict=True)]
+        for one in episodes:
             one.prompt = text.render(one.messages, one.tools)
             one.start = len(text.encode(one.prompt))
 
-        running = conversations
+        running = episodes
         while running:
             prompts = [text.encode(one.prompt) for one in running]
             completions = generate(
@@ -157,16 +157,16 @@ class Toolbox:
 
             running = going
 
-        return [one.completion() for one in conversations]
+        return [one.completion() for one in episodes]
 
 
 def tokens_left(
-    running: Sequence[Conversation],
+    running: Sequence[ToolEpisode],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     context: int,
 ) -> int:
-    """The longest turn that the shortest conversation may still take, within the context."""
+    """The longest turn that the shortest episode may still take, within the context."""
     written = [len(prompt) - one.start for one, prompt in zip(running, prompts)]
     left = max_tokens - min(written)
     fitting = context - max(map(len, prompts))
@@ -175,13 +175,13 @@ def tokens_left(
 
 
 def take_turn(
-    one: Conversation,
+    one: ToolEpisode,
     prompt: list[int],
     completion: Completion,
     text: ChatText,
     max_tokens: int,
 ) -> bool:
-    """Add a completion and the results of its calls; whether the conversation goes on."""
+    """Add a completion and the results of its calls; whether the episode goes on."""
     message = text.read(completion, prompt, one.tools)
     one.messages.append(message)
     one.ids = (*prompt[one.start :], *completion.ids)

@@ -15,7 +15,7 @@ from mesotron.config import TaskConfig
 from mesotron.config.base import suggest
 from mesotron.config.train import data_name
 from mesotron.tasks.problem import Problem, hold_out, log, ranked
-from mesotron.tasks.table import Row, read_splits
+from mesotron.tasks.table import TableRow, read_splits
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
 # The last one is verl's: a field of a column.
@@ -31,7 +31,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DataSource:
     """One file, folder or hub dataset with its columns and problems."""
 
     name: str
@@ -77,7 +77,7 @@ class Columns:
         return [name for name in self.names if name not in (self.prompt, self.gold)]
 
 
-def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Source]]:
+def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[DataSource]]:
     """Training and held-out problems of all sources, by their weights."""
     sources = read_sources(config)
     sizes = [len(source.train) for source in sources]
@@ -99,7 +99,7 @@ def read_own(config: TaskConfig) -> tuple[list[Problem], list[Problem], list[Sou
     return train, held_out, sources
 
 
-def read_sources(config: TaskConfig) -> list[Source]:
+def read_sources(config: TaskConfig) -> list[DataSource]:
     if len(config.data) == 1:
         return [read_source(config.data[0], config)]
 
@@ -107,7 +107,7 @@ def read_sources(config: TaskConfig) -> list[Source]:
 
 
 def split_source(
-    source: Source, num_eval: int, config: TaskConfig
+    source: DataSource, num_eval: int, config: TaskConfig
 ) -> tuple[list[Problem], list[Problem]]:
     """Training problems, and up to `num_eval` held-out ones."""
     train = source.train
@@ -129,7 +129,7 @@ def repeat_to(problems: Sequence[Problem], count: int, seed: int) -> list[Proble
     return [order[i % len(order)] for i in range(count)]
 
 
-def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
+def read_source(path: str, config: TaskConfig, number: str = "") -> DataSource:
     """One of the user's files, folders or hub datasets; `number` tells several of them apart."""
     train, test = read_splits(*parse_location(path))
     if not train:
@@ -152,7 +152,7 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     if gold is None and (problems[0].gold or problems[0].solution):
         gold = f"the last reply of {columns.prompt}"
 
-    return Source(
+    return DataSource(
         name=path,
         prompt=columns.prompt,
         gold=gold,
@@ -171,7 +171,7 @@ def parse_location(path: str) -> tuple[str, str | None]:
     return location, subset
 
 
-def choose_columns(rows: Sequence[Row], path: str, config: TaskConfig) -> Columns:
+def choose_columns(rows: Sequence[TableRow], path: str, config: TaskConfig) -> Columns:
     """The columns that the config names, else the first known ones of the table."""
     given = dict(item.split("=", 1) for item in config.columns.split(",") if item)
     add_fields(rows, [*given.values(), *GOLD_COLUMNS])
@@ -203,7 +203,7 @@ def first_known(known: Sequence[str], names: Sequence[str]) -> str | None:
     return next((name for name in known if name in names), None)
 
 
-def add_fields(rows: Sequence[Row], names: Sequence[str]) -> None:
+def add_fields(rows: Sequence[TableRow], names: Sequence[str]) -> None:
     """Make columns of fields of other columns, such as reward_model.ground_truth."""
     for name in names:
         column, dot, field = name.partition(".")
@@ -216,7 +216,7 @@ def add_fields(rows: Sequence[Row], names: Sequence[str]) -> None:
                 row.values[name] = outer[field]
 
 
-def parse_switches(rows: Sequence[Row], columns: Sequence[str]) -> None:
+def parse_switches(rows: Sequence[TableRow], columns: Sequence[str]) -> None:
     """Make booleans of the columns of CSV that hold True and False: both texts are true in `if`."""
     for name in columns:
         is_switch = all(not row.typed and row.values.get(name) in SWITCHES for row in rows)
@@ -227,7 +227,7 @@ def parse_switches(rows: Sequence[Row], columns: Sequence[str]) -> None:
             row.values[name] = SWITCHES[row.values[name]]
 
 
-def make_problems(rows: Sequence[Row], stem: str, columns: Columns) -> list[Problem]:
+def make_problems(rows: Sequence[TableRow], stem: str, columns: Columns) -> list[Problem]:
     problems = []
     for number, row in enumerate(rows):
         name = f"{stem}-{number}"
@@ -238,7 +238,7 @@ def make_problems(rows: Sequence[Row], stem: str, columns: Columns) -> list[Prob
 
 
 def make_problem(
-    row: Row, name: str, prompt: str, gold: str | None, named: Mapping[str, str] | None = None
+    row: TableRow, name: str, prompt: str, gold: str | None, named: Mapping[str, str] | None = None
 ) -> Problem:
     """A row as a problem.
 
@@ -308,7 +308,7 @@ def is_checkable(gold: str) -> bool:
     return len(gold) <= MAX_ANSWER and "\n" not in gold
 
 
-def has_prose(rows: Sequence[Row], problems: Sequence[Problem]) -> bool:
+def has_prose(rows: Sequence[TableRow], problems: Sequence[Problem]) -> bool:
     """Whether any row has no short answer; a warning says so if most rows have one."""
     prose = []
     for row, problem in zip(rows, problems, strict=True):

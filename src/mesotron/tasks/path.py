@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from mesotron.config import TaskConfig
 from mesotron.tasks.problem import Problem, hold_out
 from mesotron.tasks.registry import Loaded, find_source
-from mesotron.tasks.table import Row, check_path, read_splits
+from mesotron.tasks.table import TableRow, check_path, read_splits
 
-MakeProblem = Callable[[Row, str], Problem]  # from a row and the problem's id
+MakeProblem = Callable[[TableRow, str], Problem]  # from a row and the problem's id
 
 
 def check_location(config: TaskConfig) -> None:
@@ -33,7 +33,7 @@ def read_problems(config: TaskConfig, make: MakeProblem) -> Loaded:
 
 
 def _make_all(
-    rows: Sequence[Row], split: str, config: TaskConfig, make: MakeProblem
+    rows: Sequence[TableRow], split: str, config: TaskConfig, make: MakeProblem
 ) -> list[Problem]:
     problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]
     if not config.levels:

@@ -21,11 +21,11 @@ ROLLOUTS = 4  # rollout batches whose mean success rate decides about the next l
 DatasetRow = dict[str, Any]
 
 
-class Chat(list[dict[str, Any]]):
+class PromptMessages(list[dict[str, Any]]):
     """The messages of a prompt; shallow deepcopy, since TRL deep-copies every prompt."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Chat":
-        return Chat(self)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PromptMessages":
+        return PromptMessages(self)
 
 
 class Rows(Dataset):
@@ -41,7 +41,7 @@ class Rows(Dataset):
         for row in read.values():
             prompt = row.get("prompt")
             if isinstance(prompt, list):
-                row["prompt"] = Chat(prompt)
+                row["prompt"] = PromptMessages(prompt)
 
         self.latest = [row for row in read.values() if "prompt" in row]
         return [dict(read[key]) for key in keys]

@@ -22,7 +22,7 @@ MAX_TEXT = 100_000  # characters of one question or answer
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row and its location, such as "problems.jsonl:12"."""
 
     place: str
@@ -50,7 +50,7 @@ class Row:
         return text
 
 
-Splits = tuple[list[Row], list[Row] | None]  # to train on; a test split, if there is one
+Splits = tuple[list[TableRow], list[TableRow] | None]  # to train on; a test split, if there is one
 
 
 def _is_empty(value: Any) -> bool:
@@ -89,7 +89,7 @@ def check_path(path: str) -> None:
         raise ValueError(f"{path!r} is neither a file or folder here nor a name on the hub")
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[TableRow]:
     match path.suffix:
         case ".jsonl":
             return _read_jsonl(path)
@@ -121,7 +121,7 @@ def _read_folder(folder: Path) -> Splits:
     raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
 
 
-def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[Row] | None:
+def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[TableRow] | None:
     """The rows of the first split that has files; None if none has."""
     for name in names:
         pattern = rf"{name}(-\d+-of-\d+)?"  # train.jsonl, the hub's train-00000-of-00002.parquet
@@ -132,7 +132,7 @@ def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[Row] | None
     return None
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[TableRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -140,7 +140,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 yield _make_row(place, _parse_json(line, place))
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[TableRow]:
     rows = _parse_json(path.read_bytes(), str(path))
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows: write one object per line into a .jsonl")
@@ -158,13 +158,13 @@ def _parse_json(text: bytes, place: str) -> Any:
         raise ValueError(f"{place}: not JSON ({error})") from error
 
 
-def _make_row(place: str, row: Any) -> Row:
+def _make_row(place: str, row: Any) -> TableRow:
     if not isinstance(row, dict):
         raise ValueError(f"{place}: a row must be an object, not {type(row).__name__}")
-    return Row(place, row)
+    return TableRow(place, row)
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[TableRow]:
     with path.open("rb") as file:
         header = file.readline(1 << 16).decode(errors="replace")
 
@@ -176,12 +176,12 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 place = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
                     raise ValueError(f"{place}: more or fewer fields than the header")
-                yield Row(place, dict(row), typed=False)
+                yield TableRow(place, dict(row), typed=False)
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:{reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[TableRow]:
     require(None, ["pyarrow"], str(path))
     import pyarrow
     from pyarrow import parquet
@@ -193,7 +193,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}: not Parquet ({first})") from error
 
     for number, row in enumerate(rows, start=1):
-        yield Row(f"{path}: row {number}", row)
+        yield TableRow(f"{path}: row {number}", row)
 
 
 def _read_hub(name: str, subset: str | None) -> Splits:
@@ -217,10 +217,10 @@ def _read_hub(name: str, subset: str | None) -> Splits:
 def _choose_splits(data: Any, name: str) -> Splits:
     """The splits to train and to evaluate on, of one dataset or several by name."""
     tables: Mapping[str, Any] = data if isinstance(data, dict) else {"train": data}
-    splits: dict[str, list[Row]] = {}
+    splits: dict[str, list[TableRow]] = {}
     for part, table in tables.items():
         places = (f"{name} {part}: row {number}" for number in range(1, len(table) + 1))
-        splits[str(part)] = [Row(place, dict(row)) for place, row in zip(places, table)]
+        splits[str(part)] = [TableRow(place, dict(row)) for place, row in zip(places, table)]
 
     if "train" not in splits:
         # MATH-500, for instance, has only a test split: divide it like a single file.

@@ -5,7 +5,7 @@ from mesotron.tasks.own import make_problem
 from mesotron.tasks.path import check_location, read_problems
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.registry import Loaded, task
-from mesotron.tasks.table import Row
+from mesotron.tasks.table import TableRow
 
 
 @task(
@@ -20,7 +20,7 @@ def gsm8k(config: TaskConfig) -> Loaded:
     return read_problems(config, make_gsm8k_problem)
 
 
-def make_gsm8k_problem(row: Row, name: str) -> Problem:
+def make_gsm8k_problem(row: TableRow, name: str) -> Problem:
     _, mark, gold = row.text("answer").rpartition("####")
     if not mark or not gold.strip():
         raise ValueError(f"{row.place}: the answer has no gold after '####'")

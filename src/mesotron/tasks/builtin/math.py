@@ -11,7 +11,7 @@ from mesotron.config import TaskConfig
 from mesotron.tasks.path import check_location, read_problems
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.registry import Loaded, task
-from mesotron.tasks.table import Row
+from mesotron.tasks.table import TableRow
 
 LEVEL = re.compile(r"(?:Level )?([1-5])", re.ASCII)
 NO_LEVEL = "Level ?"  # three rows of the data have this
@@ -29,7 +29,7 @@ def math(config: TaskConfig) -> Loaded:
     return read_problems(config, make_math_problem)
 
 
-def make_math_problem(row: Row, name: str) -> Problem:
+def make_math_problem(row: TableRow, name: str) -> Problem:
     solution = row.text("solution") if row.values.get("solution") else None
     gold = FORMATS["boxed"].extract(solution) if solution else None
     if gold is None and row.values.get("answer") is not None:
@@ -48,7 +48,7 @@ def make_math_problem(row: Row, name: str) -> Problem:
     )
 
 
-def read_level(row: Row) -> int | None:
+def read_level(row: TableRow) -> int | None:
     if row.values.get("level") is None:
         return None
 
