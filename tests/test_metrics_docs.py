@@ -158,7 +158,7 @@ def test_every_key_of_a_trainers_rows_is_on_the_page(case, tmp_path):
 def test_every_key_of_a_runs_rows_is_on_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = (
-        "--steps 2 --rollout.prompts 2 --rollout.generations 4 --rollout.max-tokens 4 --device cpu "
+        "--steps 2 --batch 2 --group 4 --max-tokens 4 --device cpu "
         "--task.num-train 8 --task.num-eval 2 --eval-every 1 --price 3 --watch.snr-every 1"
     )
 

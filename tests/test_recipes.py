@@ -46,7 +46,7 @@ def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
     assert read("") == make_recipe("arith")
     file = tmp_path / "mine.toml"
     file.write_text('recipe = "qwen3_math_mgrpo"\nsteps = 7\n[optim]\nlr = 1e-3\nname = "pion"\n')
-    made = read(f"--config {file} --optim.lr 2e-3")
+    made = read(f"--config {file} --lr 2e-3")
     base = make_recipe("qwen3_math_mgrpo")
 
     assert (made.steps, made.optim.lr, made.optim.name) == (7, 2e-3, "pion")
@@ -113,9 +113,9 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     group, anchor = (8, "--objective.momentum-generations 4") if "mgrpo" in name else (4, "")
 
     sizes = (
-        f"--steps 2 --device cpu --model.name {small_model(tmp_path / 'model', kind)} "
-        f"--rollout.prompts 4 --rollout.generations {group} {anchor} --rollout.micro-batch 4 "
-        "--rollout.max-tokens 4 --task.num-eval 2"
+        f"--steps 2 --device cpu --model {small_model(tmp_path / 'model', kind)} "
+        f"--batch 4 --group {group} {anchor} --rollout.micro-batch 4 "
+        "--max-tokens 4 --task.num-eval 2"
     )
     if config.model.dtype == "mixed":  # of a GPU alone
         sizes += " --model.dtype float32"

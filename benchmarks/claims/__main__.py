@@ -136,9 +136,9 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    flags = f"{FALLING} --model.name {folder} --data {given.state / 'tasks' / 'sums' / 'reporting'}"
-    flags += f" --task.format answer --task.num-eval {SIZES['test']} --rollout.max-tokens"
-    flags += f" {TASKS['sums'].max_tokens} --optim.name muon --optim.lr {given.rate}"
+    flags = f"{FALLING} --model {folder} --data {given.state / 'tasks' / 'sums' / 'reporting'}"
+    flags += f" --task.format answer --task.num-eval {SIZES['test']} --max-tokens"
+    flags += f" {TASKS['sums'].max_tokens} --optim muon --lr {given.rate}"
     flags += " --optim.aux-lr 1e-5 --eval-every 25 --save-every 10 --guard"
 
     for seed in GUARD_SEEDS:
@@ -148,32 +148,32 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
 
 def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
     folder = "tiny" if given.model == "tiny" else str(model_folder(given))
-    flags = f"{FALLING} --model.name {folder} --task.name sums --task.format boxed"
-    flags += " --task.few-shot 1 --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20"
+    flags = f"{FALLING} --model {folder} --task sums --task.format boxed"
+    flags += " --task.few-shot 1 --task.num-eval 512 --max-tokens 16 --eval-every 20"
     flags += " --save-every 0"
 
     for seed, optim, factor, reward in product(BOX_SEEDS, RATES, (1, 4), REWARDS):
-        own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
-        own += f" --optim.lr {factor * RATES[optim]}"
+        own = f"{flags} --guard off --reward {reward} --optim {optim}"
+        own += f" --lr {factor * RATES[optim]}"
         if optim == "muon":
             own += " --optim.aux-lr 1e-5"
         yield Cell(f"{optim} x{factor} {reward}", seed, own.split())
 
 
 def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
-    flags = f"--optim.lr {COLLAPSE_RATE} --eval-every 10 --save-every 0 --rollout.prompts 16"
+    flags = f"--lr {COLLAPSE_RATE} --eval-every 10 --save-every 0 --batch 16"
     for seed, optim, reward in product(COLLAPSE_SEEDS, RATES, REWARDS):
-        own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
+        own = f"{flags} --guard off --reward {reward} --optim {optim}"
         yield Cell(f"{optim} {reward}", seed, own.split())
 
 
 def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
-    flags = "--eval-every 10 --save-every 0 --rollout.prompts 16 --guard off"
+    flags = "--eval-every 10 --save-every 0 --batch 16 --guard off"
     grid = [*product(RATES_SEEDS, range(7), LOWEST), *product(RATES_SEEDS, (7, 8), MORE_RATES)]
 
     for seed, k, optim in grid:
         rate = LOWEST[optim] * 2**k
-        own = f"{flags} --optim.name {optim} --optim.lr {rate}"
+        own = f"{flags} --optim {optim} --lr {rate}"
         if optim != "adamw":
             own += " --optim.aux-lr 2.5e-4"
         if optim == "pion":
@@ -181,7 +181,7 @@ def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
         yield Cell(f"{optim} {rate:g}", seed, own.split())
 
     for seed in RATES_SEEDS:
-        own = f"{flags} --optim.name muon --optim.lr 1e-6 --optim.aux-lr 1e-6"
+        own = f"{flags} --optim muon --lr 1e-6 --optim.aux-lr 1e-6"
         yield Cell("muon 1e-06", seed, own.split())
 
 
@@ -229,12 +229,12 @@ def train(cell: Cell, given: argparse.Namespace) -> Run | None:
 
 
 def command(cell: Cell, given: argparse.Namespace, path: Path) -> list[str]:
-    flags = f"--rollout.generations 8 --device {given.device} --threads 1 --seed {cell.seed}"
-    flags += f" --steps {given.steps or STEPS[given.study]} --out {path} --rollout.prompts 32"
+    flags = f"--group 8 --device {given.device} --threads 1 --seed {cell.seed}"
+    flags += f" --steps {given.steps or STEPS[given.study]} --out {path} --batch 32"
 
     typed = [sys.executable, "-m", "mesotron", "train", "arith", *flags.split(), *cell.flags]
     if given.prompts:
-        typed += ["--rollout.prompts", str(given.prompts)]
+        typed += ["--batch", str(given.prompts)]
     return typed
 
 

@@ -56,10 +56,10 @@ CONTENDERS = {
 }
 TINY = "arith_mgrpo --rollout.fast true"
 # SmolLM2's setting, and the supervised start that it has: about 0.5.
-SMOLLM2 = "arith_smollm2 --optim.name muon --optim.aux-lr 5e-6"
+SMOLLM2 = "arith_smollm2 --optim muon --optim.aux-lr 5e-6"
 WARM = (
-    "--task.name sums --task.format answer --task.few-shot 2 --task.num-eval 512 --batch 32 "
-    "--steps 100 --optim.name adamw --optim.lr 2e-5 --optim.schedule constant --seed 77"
+    "--task sums --task.format answer --task.few-shot 2 --task.num-eval 512 --batch 32 "
+    "--steps 100 --optim adamw --lr 2e-5 --optim.schedule constant --seed 77"
 )
 SYSTEM = ("--task.system", "Reply with ANSWER: n.")
 WINDOW = 4  # evaluations of a mean
@@ -183,7 +183,7 @@ def warm_start(given: argparse.Namespace) -> Path:
     """The last checkpoint of supervised training on the same task."""
     path = given.out / "warm"
     if not (path / "result.json").exists():
-        typed = [sys.executable, "-m", "mesotron", "sft", "--model.name", given.smollm2]
+        typed = [sys.executable, "-m", "mesotron", "sft", "--model", given.smollm2]
         flags = f"{WARM} --device {given.device} --out {path}"
         subprocess.run([*typed, *flags.split(), *SYSTEM], check=True)
 
@@ -258,15 +258,15 @@ def command(cell: Cell, given: argparse.Namespace) -> list[str]:
     dtype = "float32"
     every = 10
     if given.warm is not None:
-        recipe = f"{SMOLLM2} --model.name {given.warm}"
+        recipe = f"{SMOLLM2} --model {given.warm}"
         every = 25
         dtype = "mixed" if given.device == "cuda" else "float32"
 
     method = CONTENDERS[cell.contender]
     beta = published_beta(method.split()[1])
     flags = f"{recipe} {method} --out {path} --seed {cell.seed} --steps {given.steps}"
-    flags += f" --optim.lr {cell.lr} --optim.schedule constant --objective.beta {beta}"
-    flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype {dtype}"
+    flags += f" --lr {cell.lr} --optim.schedule constant --objective.beta {beta}"
+    flags += f" --batch {given.prompts} --device {given.device} --model.dtype {dtype}"
     flags += f" --eval-every {every} --save-every 0 --guard off --threads 1"
     return [*typed, *flags.split()]
 

@@ -19,7 +19,7 @@ from benchmarks._lib.results import read_json, write_json
 OURS = {
     "ours": [],
     "ours, kernels": ["--optim.fused"],
-    "ours, AdamW": ["--optim.name", "adamw"],
+    "ours, AdamW": ["--optim", "adamw"],
     "ours, without fast": ["--no-rollout.fast"],
     "ours, float32": ["--model.dtype", "float32"],
 }
@@ -58,7 +58,7 @@ def time_ours(name: str, given: argparse.Namespace) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "mesotron", "train", "arith_smollm2", "--out", str(run)]
-        command += ["--model.name", given.model, "--steps", str(given.steps)]
+        command += ["--model", given.model, "--steps", str(given.steps)]
         command += ["--task.num-eval", "8", *OURS[name], *given.flags]
         subprocess.run(command, check=True)
 
@@ -99,7 +99,7 @@ def train_stock(given: argparse.Namespace) -> None:
             times.append(time.perf_counter() - self.began)
 
     quiet_libraries()
-    words = ["arith_smollm2", "--model.name", given.model, "--steps", str(given.steps)]
+    words = ["arith_smollm2", "--model", given.model, "--steps", str(given.steps)]
     words += ["--model.dtype", "float32", *given.flags]
 
     config = parse(TrainConfig, words, presets=COMMANDS["train"].presets)

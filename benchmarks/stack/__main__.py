@@ -32,7 +32,7 @@ T_INTERVAL = 4.303  # of three seeds, 95%
 
 
 PAIRS = {"accuracy": ("fast", "vllm"), "qlora": ("bf16", "4bit")}
-TINY_RUN = ("--no-rollout.fast", "--rollout.prompts", "4", "--task.num-eval", "8")
+TINY_RUN = ("--no-rollout.fast", "--batch", "4", "--task.num-eval", "8")
 Cells = dict[str, dict[str, Any]]
 
 

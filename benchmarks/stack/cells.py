@@ -196,7 +196,7 @@ def mismatch(folder: Path, seconds: float, stale: bool, given: Cell) -> Cell:
 def whole_run(folder: Path, seconds: float, flags: list[str], seed: int, given: Cell) -> Cell:
     """A run of `mesotron train`: greedy accuracy before and after, rewards and losses."""
     run = folder / "run"
-    command = [sys.executable, "-m", "mesotron", "train", RECIPE, "--model.name", given["model"]]
+    command = [sys.executable, "-m", "mesotron", "train", RECIPE, "--model", given["model"]]
     command += ["--steps", str(given["steps"]), "--seed", str(seed), "--out", str(run), *flags]
 
     done = subprocess.run(command, timeout=seconds, capture_output=True, text=True, check=False)

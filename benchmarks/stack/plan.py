@@ -99,9 +99,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SEEDS = (0, 1, 2)
 LORA = [
-    "--model.lora",
+    "--lora",
     "16",
-    "--optim.name",
+    "--optim",
     "muon",
     "--no-rollout.fast",
     "--rollout.micro-batch",
@@ -113,7 +113,7 @@ RUNS: dict[str, dict[str, list[str]]] = {
         "fast": [],
         "vllm": [
             "--no-rollout.fast",
-            "--rollout.vllm",
+            "--vllm",
             "colocate",
             "--rollout.micro-batch",
             str(MICRO),

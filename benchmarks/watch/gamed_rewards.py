@@ -1,4 +1,4 @@
-"""Rewards that fail on purpose, as `mesotron train --reward.parts gamed_rewards:NAME` takes them.
+"""Rewards that fail on purpose, as `mesotron train --reward gamed_rewards:NAME` takes them.
 
 Each can be earned without being right, breaks during training, or never separates right from wrong.
 They make the failing runs of the corpus (`runs.py`) and are not meant for training.

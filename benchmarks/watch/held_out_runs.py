@@ -76,31 +76,29 @@ SEEDS = {
 }
 
 NEW_HEALTHY = (
-    healthy("gspo", "--objective.name gspo --optim.lr 3e-4", (100,)),
-    healthy("cispo", f"{HALF} --objective.name cispo --optim.lr 2e-4", (101,)),
-    healthy("resampled", f"{HALF} --objective.dynamic-sampling resample --optim.lr 3e-4", (100,)),
-    healthy("per_head", "--optim.per-head --optim.lr 4e-4", (101,)),
-    healthy("nucleus", f"{HALF} --rollout.top-p 0.9 --optim.lr 3e-4", (100,)),
-    healthy("cosine", "--optim.schedule cosine --optim.warmup 0.2 --optim.lr 5e-4", (101,), 80),
-    healthy("corewarding", f"{HALF} --objective.name corewarding --optim.lr 1e-4", (100,)),
+    healthy("gspo", "--objective.name gspo --lr 3e-4", (100,)),
+    healthy("cispo", f"{HALF} --objective.name cispo --lr 2e-4", (101,)),
+    healthy("resampled", f"{HALF} --objective.dynamic-sampling resample --lr 3e-4", (100,)),
+    healthy("per_head", "--optim.per-head --lr 4e-4", (101,)),
+    healthy("nucleus", f"{HALF} --rollout.top-p 0.9 --lr 3e-4", (100,)),
+    healthy("cosine", "--optim.schedule cosine --optim.warmup 0.2 --lr 5e-4", (101,), 80),
+    healthy("corewarding", f"{HALF} --objective.name corewarding --lr 1e-4", (100,)),
 )
 
 NEW_FAILING = (
-    failing("huge_step", "muon_x5", f"--optim.lr 3e-3 {CONSTANT}", (101,)),
-    failing("huge_step", "adamw_x30", f"--optim.name adamw --optim.lr 9e-3 {CONSTANT}", (100,)),
-    failing(
-        "huge_step", "dr_grpo_fast", f"--objective.name dr_grpo --optim.lr 6e-3 {CONSTANT}", (101,)
-    ),
+    failing("huge_step", "muon_x5", f"--lr 3e-3 {CONSTANT}", (101,)),
+    failing("huge_step", "adamw_x30", f"--optim adamw --lr 9e-3 {CONSTANT}", (100,)),
+    failing("huge_step", "dr_grpo_fast", f"--objective.name dr_grpo --lr 6e-3 {CONSTANT}", (101,)),
     failing(
         "huge_step",
         "lora_fast",
-        f"--model.lora 8 --optim.name adamw --optim.lr 5e-2 {CONSTANT}",
+        f"--lora 8 --optim adamw --lr 5e-2 {CONSTANT}",
         (100,),
     ),
     failing(
         "rising_step",
         "pion_rising",
-        "--optim.name pion --optim.cutoff noise --optim.lr 4e-2 --optim.warmup 0.95",
+        "--optim pion --optim.cutoff noise --lr 4e-2 --optim.warmup 0.95",
         (101,),
         90,
     ),
@@ -108,15 +106,15 @@ NEW_FAILING = (
     failing(
         "self_reward",
         "corewarding_fast",
-        f"--objective.name corewarding --optim.lr 3e-3 {CONSTANT}",
+        f"--objective.name corewarding --lr 3e-3 {CONSTANT}",
         (101,),
     ),
-    failing("gamed", "seven", f"--reward.parts gamed_rewards:seven {CONSTANT}", (100,)),
-    failing("gamed", "digits", f"--reward.parts gamed_rewards:digits {CONSTANT}", (101,)),
+    failing("gamed", "seven", f"--reward gamed_rewards:seven {CONSTANT}", (100,)),
+    failing("gamed", "digits", f"--reward gamed_rewards:digits {CONSTANT}", (101,)),
     failing(
         "noise",
         "late_coin",
-        f"--reward.parts gamed_rewards:late_coin --optim.lr 1.5e-3 {CONSTANT}",
+        f"--reward gamed_rewards:late_coin --lr 1.5e-3 {CONSTANT}",
         (100,),
         80,
     ),

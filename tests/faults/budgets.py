@@ -31,7 +31,7 @@ def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     place = root / "budgets"
     place.mkdir()
     (place / "earned.py").write_text(SLOW)
-    flags = f"{SMALL} --steps 6 --price {PRICE} --model.name {model}".split()
+    flags = f"{SMALL} --steps 6 --price {PRICE} --model {model}".split()
     known = place / "known"
     whole = run_command(["train", *flags, "--out", str(known / "whole")], place / "log", place)
 

@@ -46,8 +46,8 @@ REWARD = """
 def even(completion_ids, **_):
     return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 """
-SMALL = """--steps 4 --save-every 1 --reward.parts earned:even --optim.lr 1e-2 --device cpu
-    --threads 1 --rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3
+SMALL = """--steps 4 --save-every 1 --reward earned:even --lr 1e-2 --device cpu
+    --threads 1 --batch 4 --group 4 --max-tokens 4 --task.num-eval 3
     --task.num-train 14"""
 
 
@@ -96,24 +96,24 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
 
     more |= {
         "two updates": "--rollout.updates 2 --save-every 1",
-        "lora": "--model.lora 2 --optim.name adamw",
-        "pion": "--optim.name pion --guard rollback",
-        "drop": "--objective.dynamic-sampling drop --rollout.prompts 2 --eval-every 2",
+        "lora": "--lora 2 --optim adamw",
+        "pion": "--optim pion --guard rollback",
+        "drop": "--objective.dynamic-sampling drop --batch 2 --eval-every 2",
         "resample": "--objective.dynamic-sampling resample --save-every 2",
         "anchor": "--objective.name mgrpo --objective.momentum-update optimizer_step --keep 1",
     }
 
     # A random model writes no answer to vote on.
-    votes = "--model.name tiny --rollout.max-tokens 40 --rollout.generations 8 "
+    votes = "--model tiny --max-tokens 40 --group 8 "
     cases = []
     for name, flags in more.items():
         labels = any(f"--objective.name {one}" in flags for one in SELF_LABELED)
-        own = votes if labels else f"--model.name {model} "
+        own = votes if labels else f"--model {model} "
         cases.append(Case(name, "train", f"{SMALL} {own}{flags}"))
 
-    sft = f"""--steps 4 --save-every 1 --batch 4 --model.name {model} --device cpu --threads 1
+    sft = f"""--steps 4 --save-every 1 --batch 4 --model {model} --device cpu --threads 1
         --task.num-train 14 --task.num-eval 3"""
-    cases += [Case("sft", "sft", sft), Case("sft lora", "sft", sft + " --model.lora 2")]
+    cases += [Case("sft", "sft", sft), Case("sft lora", "sft", sft + " --lora 2")]
 
     if demos is not None:
         vla = f"""{demos} --steps 6 --batch 8 --episodes 0 --device cpu --threads 1 --log-every 1

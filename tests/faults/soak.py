@@ -16,7 +16,7 @@ KILLS = 12
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     """One run left alone, whose memory is watched, and one with kills, which must equal it."""
     steps = args.steps
-    flags = f"{SMALL} --steps {steps} --save-every {max(steps // 40, 1)} --model.name {model}"
+    flags = f"{SMALL} --steps {steps} --save-every {max(steps // 40, 1)} --model {model}"
     case = Case("soak", "train", flags)
     whole = root / "soak-whole"
     killed = root / "soak-killed"

@@ -132,7 +132,7 @@ def states_of(model: Path, root: Path) -> None:
     """A run stopped by its owner, into whose checkpoint pickles were put, listed with hashes."""
     from mesotron.runs.checkpoints import publish
 
-    words = f"{SMALL} --model.name {model} --out {root / 'own'} --steps 2"
+    words = f"{SMALL} --model {model} --out {root / 'own'} --steps 2"
     args = words.replace("earned:even", "format").split()  # no code of their own
     ended = run_command(["train", *args], root / "log", root)
 
@@ -151,23 +151,23 @@ def states_of(model: Path, root: Path) -> None:
 ATTEMPTS = """
 train --resume gift
 train --resume gift --trust
-train --resume gift --reward.parts sparse
+train --resume gift --reward sparse
 train --resume gift --watch.alerts wandb
 train --resume gift --time-limit 1m --trust
 train --resume alert
-train --resume alert --reward.parts sparse
+train --resume alert --reward sparse
 train --resume cells/a
 train --resume file
 train --resume own
-train --model.name remote --steps 1
-train --model.name pickle --steps 1
-train --model.name adapter --steps 1
-train --model.name template --steps 1 --task.num-eval 1 --rollout.max-tokens 2
+train --model remote --steps 1
+train --model pickle --steps 1
+train --model adapter --steps 1
+train --model template --steps 1 --task.num-eval 1 --max-tokens 2
 train --task file --data gift/evil.py --steps 1
 train --task file --data gift --steps 1
 train --config gift/evil.py
 sft --resume gift
-sft --model.name remote --steps 1
+sft --model remote --steps 1
 eval gift
 eval gift/checkpoints/checkpoint-1
 eval file
@@ -187,7 +187,7 @@ compare vla --set demos=gift --out games
 compare arith --out .
 sweep sweep.yaml
 plan --resume gift
-plan --model.name remote
+plan --model remote
 route remote
 watch gift
 watch gift --detectors detectors.toml

@@ -208,8 +208,8 @@ def test_the_command_is_killed_and_resumed_under_fsdp2(tmp_path):
     """`accelerate launch` with the shipped file: kill -9 after two steps, then --resume."""
     flags = (
         "--steps 4 --save-every 1 --keep 9 --eval-every 2 --task.num-eval 4 --device cpu "
-        "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 16 "
-        "--objective.name mgrpo --optim.name muon --guard rollback"
+        "--batch 4 --group 4 --max-tokens 16 "
+        "--objective.name mgrpo --optim muon --guard rollback"
     )
 
     assert launch(["arith", *flags.split(), "--out", "whole"], tmp_path).wait() == 0

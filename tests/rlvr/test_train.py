@@ -47,8 +47,8 @@ def broken(completions, **_):
 """
 # A random model has no right answer: this reward has a spread, so that the weights move.
 SMALL = (
-    "--steps 4 --save-every 1 --keep 9 --reward.parts earned:even --optim.lr 1e-2 --device cpu "
-    "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3 "
+    "--steps 4 --save-every 1 --keep 9 --reward earned:even --lr 1e-2 --device cpu "
+    "--batch 4 --group 4 --max-tokens 4 --task.num-eval 3 "
     "--task.num-train 14"
 )
 
@@ -72,7 +72,7 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def main(words: str) -> int:
         sys.modules.pop("earned", None)
-        small = "--trust " if "--resume" in words else f"{SMALL} --model.name {model} "
+        small = "--trust " if "--resume" in words else f"{SMALL} --model {model} "
         return cli.main(["train", *(small + words).split()])
 
     return main
@@ -85,7 +85,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        words = f"{SMALL} --model.name {model} --out {folder / 'run'}"
+        words = f"{SMALL} --model {model} --out {folder / 'run'}"
         assert cli.main(["train", *words.split()]) == 0
 
     sys.modules.pop("earned")
@@ -316,7 +316,7 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
     [
         ("", set()),
         pytest.param(
-            "--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
+            "--lora 2 --objective.beta 0.02 --rollout.updates 2",
             {"objective.beta"},
             marks=slow,
         ),
@@ -402,9 +402,9 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
         ("--model.dtype bfloat16", "bfloat16"),
         ("--watch.forgetting-every 2 --watch.forgetting-file absent.txt", "absent.txt"),
         ("--watch.forgetting-file empty.jsonl", "--watch.forgetting-every"),
-        ("--optim.name adamw --optim.leash 0.1", "--optim.leash"),
-        ("--optim.name normuon --optim.lora product", "--optim.lora"),
-        ("--model.name no/such-model", "no/such-model"),
+        ("--optim adamw --optim.leash 0.1", "--optim.leash"),
+        ("--optim normuon --optim.lora product", "--optim.lora"),
+        ("--model no/such-model", "no/such-model"),
         ("--rollout.updates 3", "3 updates"),
         ("--objective.dynamic-sampling resample --objective.dynamic-oversample 4", "oversample 4"),
         ("--time-limit 0.001s", "time limit"),

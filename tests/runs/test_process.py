@@ -23,7 +23,7 @@ from mesotron.runs.process import (
 )
 from support.rlvr_tiny import make_trainer
 
-SMALL = "--steps 1 --device cpu --task.num-eval 1 --rollout.prompts 2 --rollout.max-tokens 2"
+SMALL = "--steps 1 --device cpu --task.num-eval 1 --batch 2 --max-tokens 2"
 
 
 def test_ranks(monkeypatch):

@@ -76,7 +76,7 @@ def refusal(name: str, args: str, capsys) -> str:
         ),
         (
             "sft",
-            "--loose 0.5 --task.name arith",
+            "--loose 0.5 --task arith",
             "--time-limit 2h --threads 1",
             {"time_limit": "2h", "threads": 1},
         ),

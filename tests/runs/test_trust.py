@@ -62,7 +62,7 @@ def gift(tmp_path, monkeypatch) -> Path:
     "words",
     [
         "train --resume gift",
-        "train --resume gift --reward.parts sparse",
+        "train --resume gift --reward sparse",
         "sft --resume gift",
         "train --resume gift --trust",  # allowed, but not found: not in the working folder
         "eval gift",
@@ -102,7 +102,7 @@ def test_names_on_the_command_line_or_in_a_file_are_the_users_own(gift, own):
     assert os.getcwd() not in sys.path
 
     if own:
-        words = ["--resume", "gift", "--reward.parts", EVIL]
+        words = ["--resume", "gift", "--reward", EVIL]
         assert not cli.parse(TrainConfig, words).trust  # the alert is still the stranger's
         assert cli.parse(TrainConfig, [*words, "--watch.alerts", ALERT]).trust
     else:

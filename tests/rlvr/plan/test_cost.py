@@ -185,8 +185,8 @@ def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
         rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
         return {name.strip(): value.strip() for name, value in rows}
 
-    small = "--task.num-train 40 --task.num-eval 2 --rollout.prompts 2 --rollout.generations 2"
-    shown = cells(f"--calibrate --device cpu --price 1000 --rollout.max-tokens 4 {small}")
+    small = "--task.num-train 40 --task.num-eval 2 --batch 2 --group 2"
+    shown = cells(f"--calibrate --device cpu --price 1000 --max-tokens 4 {small}")
     assert "s per step" in shown["pace"]
     assert "dollars" in shown["time of this run"]
 
@@ -194,7 +194,7 @@ def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
     assert shown["0.2 dollars buy"].startswith("9 steps of it")
 
     chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
-    shown = cells(f"{small} {chosen} --model.name me/unknown")
+    shown = cells(f"{small} {chosen} --model me/unknown")
     assert shown["completions per update"] == "4, chosen from 12 or more"
     assert "time of this run" not in shown
 
