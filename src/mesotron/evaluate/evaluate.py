@@ -197,7 +197,11 @@ def draw_samples(model: Any, tokenizer: Any, chats: Chats, how: EvalSettings) ->
 
 def repeat(items: Sequence[Any], times: int) -> list[Any]:
     """Each item so many times in a row."""
-    return [item for item in items for _ in range(times)]
+    repeated: list[Any] = []
+    for item in items:
+        repeated += [item] * times
+
+    return repeated
 
 
 # Grades

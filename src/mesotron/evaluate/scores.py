@@ -81,5 +81,10 @@ def majority_right(answers: Sequence[tuple[str | None, bool]]) -> float:
 
 def powers_of_two(limit: int) -> list[int]:
     """1, 2, 4, ... and the limit itself: the k for which pass@k is reported."""
-    powers = {2**i for i in range(limit.bit_length()) if 2**i <= limit}
-    return sorted(powers | {limit})
+    powers = []
+    k = 1
+    while k < limit:
+        powers.append(k)
+        k *= 2
+
+    return [*powers, limit]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from rich import box
 from rich.table import Table
@@ -104,7 +105,7 @@ def pair_up(
     kinds = list(sort_pairs(before, after).values())
     by_reward = any(one.reward is not None for one in before)
     if by_reward:
-        pairs = [pair for kind in kinds for pair in kind]
+        pairs = list(chain.from_iterable(kinds))
         pairs.sort(key=lambda pair: -abs(pair.reward_change))
         return pairs[:count]
 

@@ -97,7 +97,7 @@ def _check_folder(folder: Path) -> None:
     if is_model and any(folder.glob("*.safetensors")):
         return
 
-    pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+    pickles = _pickles_in(folder)
     if is_model and pickles:
         raise ValueError(
             f"{min(pickles)} in {folder} is a pickle, which can run code when loaded: convert it "
@@ -111,6 +111,14 @@ def _check_folder(folder: Path) -> None:
 
     missing = "*.safetensors" if is_model else "config.json"
     raise ValueError(f"{folder} has no {missing}: pass a Transformers model folder")
+
+
+def _pickles_in(folder: Path) -> list[str]:
+    names: list[str] = []
+    for pattern in PICKLES:
+        names += [path.name for path in folder.glob(pattern)]
+
+    return names
 
 
 def _newest_checkpoint_in(folder: Path) -> Path | None:

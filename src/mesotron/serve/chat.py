@@ -52,8 +52,10 @@ class Conversation:
         )
         self.messages.append({"role": "assistant", "content": completion.text})
 
-        cut_off = " [cut off: --max-tokens]" if completion.truncated else ""
-        return completion.text + cut_off
+        if completion.truncated:
+            return f"{completion.text} [cut off: --max-tokens]"
+
+        return completion.text
 
 
 def run(config: ChatConfig) -> int:
@@ -84,19 +86,21 @@ def run(config: ChatConfig) -> int:
 def talk(conversations: Sequence[Conversation], console: SafeConsole) -> None:
     """Answer what is typed until it ends."""
     is_typed = sys.stdin.isatty()
+    asks = "you> " if is_typed else ""
     if is_typed:
         console.print(f"Ctrl-D ends, {NEW} starts another conversation")
 
     try:
         while True:
-            prompt = input("you> " if is_typed else "").strip()
+            prompt = input(asks).strip()
             if prompt == NEW:
                 for conversation in conversations:
                     conversation.restart()
             elif prompt:
                 say(conversations, prompt, console)
     except (EOFError, KeyboardInterrupt):
-        print(end="\n" if is_typed else "")
+        if is_typed:
+            print()
 
 
 def system_of(config: ChatConfig, subject: Subject) -> list[Message]:

@@ -58,8 +58,7 @@ def run(config: ExportConfig) -> int:
     else:
         write_weights(subject, config.dtype, out)
 
-    folder = out if config.out else run.path
-    title = config.push or folder.resolve().name
+    title = config.push or (config.out or run.path).resolve().name
     (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
     print(f"model: {out}; load with {load_line(str(out), whole)}")
 
@@ -195,8 +194,11 @@ def data_of(task: dict[str, Any]) -> list[str]:
     if task.get("data"):
         return task["data"]
 
-    path = task.get("path")
-    return [task["name"], path] if path else [task["name"]]
+    names = [task["name"]]
+    if task.get("path"):  # of an older run
+        names.append(task["path"])
+
+    return names
 
 
 def spell_rewards(reward: dict[str, Any]) -> list[str]:
