@@ -23,7 +23,7 @@ from mesotron.watch.guard import (
     prescribe,
     why_give_up,
 )
-from mesotron.watch.settings import Setting, apply, scale_rates, schedule_rise, settings_of
+from mesotron.watch.settings import LiveSetting, apply, scale_rates, schedule_rise, settings_of
 from support.watch_streams import FAILURES, TURN
 
 ROLLBACK = Action(
@@ -268,8 +268,8 @@ def test_the_rise_of_a_schedule():
 def test_what_cannot_be_changed_is_refused_and_the_step_made_smaller():
     held = {"optim.lr": 0.1, "objective.beta": 0.04}
 
-    def setting(name: str) -> Setting:
-        return Setting(lambda: held[name], lambda new: held.update({name: new}))
+    def setting(name: str) -> LiveSetting:
+        return LiveSetting(lambda: held[name], lambda new: held.update({name: new}))
 
     changes, refused = apply([COOLER, KL_TO_START], {name: setting(name) for name in held})
     assert held == {"optim.lr": 0.05, "objective.beta": 0.04}

@@ -8,7 +8,7 @@ from mesotron.rewards.call import as_reward_function, make_reward, reads_answers
 from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.parts import Parts
 from mesotron.rlvr.trl_trainer import GRPOTrainer
-from mesotron.watch.settings import Setting, Settings, has_adapters
+from mesotron.watch.settings import LiveSetting, Settings, has_adapters
 
 PAYS_FOR_FORMAT = ("two_part", "format")
 
@@ -18,8 +18,8 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
     beta = Beta(trainer, parts)
 
     return {
-        "reward.parts": Setting(reward.read, reward.write, reward.obstacle),
-        "objective.beta": Setting(beta.read, beta.write),
+        "reward.parts": LiveSetting(reward.read, reward.write, reward.obstacle),
+        "objective.beta": LiveSetting(beta.read, beta.write),
     }
 
 

@@ -19,7 +19,7 @@ from mesotron.watch.detectors import SMALLER_STEP, Change
 
 
 @dataclass(frozen=True)
-class Setting:
+class LiveSetting:
     """One setting of a running trainer; `write` takes effect from the next step on."""
 
     read: Callable[[], Any]
@@ -28,7 +28,7 @@ class Setting:
     in_checkpoint: bool = False  # a resumed run has it already
 
 
-Settings = dict[str, Setting]
+Settings = dict[str, LiveSetting]
 Records = tuple[dict[str, Any], ...]
 
 
@@ -51,7 +51,7 @@ def apply(
     return tuple(changes), tuple(refused)
 
 
-def obstacle(change: Change, setting: Setting | None) -> str | None:
+def obstacle(change: Change, setting: LiveSetting | None) -> str | None:
     """Why a change cannot be made or would change nothing; None if it can be made."""
     if setting is None:
         return "it cannot be changed during a run"
@@ -63,7 +63,7 @@ def obstacle(change: Change, setting: Setting | None) -> str | None:
     return why
 
 
-def _write(change: Change, setting: Setting) -> dict[str, Any]:
+def _write(change: Change, setting: LiveSetting) -> dict[str, Any]:
     old = setting.read()
     setting.write(change.applied_to(old))
 
@@ -80,7 +80,7 @@ def settings_of(trainer: Any) -> Settings:
     def set_rate(rate: float) -> None:
         scale_rates(trainer, rate / (first_rate(trainer) or 1.0))  # 0 cannot be scaled
 
-    rate = Setting(lambda: first_rate(trainer), set_rate, in_checkpoint=True)
+    rate = LiveSetting(lambda: first_rate(trainer), set_rate, in_checkpoint=True)
     return {"optim.lr": rate} | (_grpo_settings(trainer) if is_grpo(trainer) else {})
 
 
@@ -94,14 +94,16 @@ def _grpo_settings(trainer: Any) -> Settings:
         mixed = trainer.accelerator.mixed_precision != "no"
         return "its log-probabilities are computed in mixed precision" if mixed else None
 
-    def attribute(name: str, **options: Any) -> Setting:
-        return Setting(partial(getattr, trainer, name), partial(setattr, trainer, name), **options)
+    def attribute(name: str, **options: Any) -> LiveSetting:
+        return LiveSetting(
+            partial(getattr, trainer, name), partial(setattr, trainer, name), **options
+        )
 
     set_to = partial(set_temperature, trainer)
     return {
         "objective.beta": attribute("beta", obstacle=no_reference),
         "objective.epsilon_high": attribute("epsilon_high"),
-        "rollout.temperature": Setting(lambda: trainer.temperature, set_to, autocast),
+        "rollout.temperature": LiveSetting(lambda: trainer.temperature, set_to, autocast),
     }
 
 
