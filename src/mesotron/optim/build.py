@@ -27,8 +27,12 @@ def build(
     options: dict[str, Any],
 ) -> Any:
     """An optimizer of a class for a routed model; `options` are of the routing and of the class."""
-    routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
-    rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
+    routing: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for key, value in options.items():
+        taker = routing if key in _ROUTING_OPTIONS else rest
+        taker[key] = value
+
     model = model_behind(model)
 
     aux = rest.get("aux") or cls.default_aux
@@ -83,20 +87,12 @@ def _check_leash(table: RoutingTable) -> None:
 
 def _vectors_apart(group: dict[str, Any]) -> list[dict[str, Any]]:
     """The matrices of a group, and its norm weights and biases without weight decay."""
-    named = list(zip(group["params"], group["param_names"], strict=True))
-    matrices = [pair for pair in named if pair[0].ndim >= 2]
-    vectors = [pair for pair in named if pair[0].ndim < 2]
+    name = f"{group['name']}_vectors"
+    matrices = {**group, "params": [], "param_names": []}
+    vectors = {**matrices, "name": name, "params": [], "param_names": [], "weight_decay": 0.0}
+    for p, param_name in zip(group["params"], group["param_names"], strict=True):
+        part = vectors if p.ndim < 2 else matrices
+        part["params"].append(p)
+        part["param_names"].append(param_name)
 
-    parts = []
-    if matrices:
-        parts.append(group | _members(matrices))
-
-    if vectors:
-        name = f"{group['name']}_vectors"
-        parts.append(group | _members(vectors) | {"name": name, "weight_decay": 0.0})
-
-    return parts
-
-
-def _members(named: list[tuple[Tensor, str]]) -> dict[str, Any]:
-    return {"params": [p for p, _ in named], "param_names": [name for _, name in named]}
+    return [part for part in (matrices, vectors) if part["params"]]

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.lora import find_pairs
+from mesotron.optim.state import whole
 
 
 class Norms(NamedTuple):
@@ -71,9 +71,12 @@ def _norm(meshes: Iterable[list[Tensor]], scales: dict[Tensor, Tensor]) -> Tenso
     norms = []
     for params in meshes:
         norm = get_total_norm([_scaled_gradient(p, scales) for p in params])
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        norms.append(whole(norm))
 
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    if not norms:
+        return torch.zeros(())
+
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _scaled_gradient(p: Tensor, scales: dict[Tensor, Tensor]) -> Tensor:

@@ -43,11 +43,15 @@ def step_auxiliary(batch: AuxiliaryBatch, stats: StepStats) -> None:
     rule = AUXILIARY_RULES[batch.group["rule"]]
     batch = batch._replace(grads=_prepare(rule, batch))
 
-    is_wide = [p.dtype == wide_dtype(p.dtype) for p in batch.params]
-    if any(is_wide):
-        _update(rule, batch.pick([k for k, wide in enumerate(is_wide) if wide]))
+    wide: list[int] = []
+    narrow: list[int] = []
+    for k, p in enumerate(batch.params):
+        numbers = wide if p.dtype == wide_dtype(p.dtype) else narrow
+        numbers.append(k)
 
-    narrow = [k for k, wide in enumerate(is_wide) if not wide]
+    if wide:
+        _update(rule, batch.pick(wide))
+
     for numbers in _chunks(batch.params, narrow):
         _step_as_copies(rule, batch.pick(numbers))
 

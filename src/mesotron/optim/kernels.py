@@ -64,7 +64,11 @@ class KernelSteps:
 
     def keep_replay(self, groups: list[Group], states: States, work: Work) -> None:
         """Keep the next steps' replay, if one plan has made all of this step."""
-        only = self.plans.get(next(iter(work.spectral))) if len(work.spectral) == 1 else None
+        if len(work.spectral) != 1:
+            return
+
+        (device,) = work.spectral
+        only = self.plans.get(device)
         alone = not work.auxiliary and not work.sharded
         plain = all(group["leash"] is None and group["pairs"] is None for group in groups)
 

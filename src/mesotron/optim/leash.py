@@ -18,7 +18,7 @@ from mesotron.optim.finite import gradients_finite, on_host
 from mesotron.optim.lora import product_distances
 from mesotron.optim.norms import F_MAX, spectral_norm
 from mesotron.optim.registry import Group, State
-from mesotron.optim.state import ParamStep
+from mesotron.optim.state import ParamStep, local_part, whole
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
@@ -29,8 +29,7 @@ def keep_start(state: State, p: Tensor, group: Group) -> None:
         return
 
     state["start"] = p.detach().clone()
-    whole = p.full_tensor() if isinstance(p, DTensor) else p
-    state["start_norm"] = spectral_norm(whole, group["view"])
+    state["start_norm"] = spectral_norm(whole(p), group["view"])
 
 
 def pull_to_start(steps: list[ParamStep]) -> None:
@@ -50,11 +49,10 @@ def pull_to_start(steps: list[ParamStep]) -> None:
 def pull(W: Tensor, state: State, group: Group, finite: Tensor | None, seed: int) -> None:
     """Move (a shard of) a parameter toward its start, where its gradient is finite; weights that
     started at zero have no leash."""
-    start = state["start"]
-    W0 = start.to_local() if isinstance(start, DTensor) else start
+    W0 = local_part(state["start"])
     norm = state["start_norm"]
 
-    step = group["lr"] * _largest_scale(group, start.shape) * F_MAX
+    step = group["lr"] * _largest_scale(group, state["start"].shape) * F_MAX
     share = torch.where(norm > 0, step / (step + group["leash"] * norm), 0.0)
     if finite is not None:
         share = share * finite

@@ -19,6 +19,7 @@ E are [K, r, r]; e and c are [K]. A view cuts the rows of B and the columns of A
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from mesotron.optim.finite import gradients_finite, on_host
 from mesotron.optim.matrix import Filtered, apply_filter
 from mesotron.optim.norms import F_MAX, spectral_norm
 from mesotron.optim.registry import Group
-from mesotron.optim.state import momentum_of
+from mesotron.optim.state import momentum_of, whole
 from mesotron.optim.stats import SAMPLE_WINDOWS, StepStats, move
 from mesotron.optim.step import group_filter, update_momentum
 from mesotron.optim.views import View
@@ -371,14 +372,14 @@ def _bucket_key(pair: LoraPair, order: int) -> tuple:
 def _step_bucket(pairs: list[LoraPair], states: Any, stats: StepStats) -> None:
     group = pairs[0].group
     grads = [[_whole_gradient(p) for p in pair.sides] for pair in pairs]
-    finite = gradients_finite([g for pair in grads for g in pair]).view(-1, 2).all(1)
+    finite = gradients_finite(list(chain.from_iterable(grads))).view(-1, 2).all(1)
     stats.finite.append(([group["name"]] * len(pairs), finite))
 
     mask: Tensor | None = finite[:, None, None]
     if on_host(finite):
-        kept = [k for k, ok in enumerate(finite.tolist()) if ok]
-        pairs = [pairs[k] for k in kept]
-        grads = [grads[k] for k in kept]
+        flags = finite.tolist()
+        pairs = list(compress(pairs, flags))
+        grads = list(compress(grads, flags))
         mask = None
 
     if pairs:
@@ -475,12 +476,8 @@ def _sample_cosines(
         stats.add_sample(name, step.dB[k], gradient)
 
 
-def _whole(p: Tensor) -> Tensor:
-    return p.full_tensor() if isinstance(p, DTensor) else p
-
-
 def _stack(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([_whole(x).flatten(1) for x in tensors])
+    return torch.stack([whole(x).flatten(1) for x in tensors])
 
 
 def _whole_gradient(p: Tensor) -> Tensor:
@@ -488,7 +485,7 @@ def _whole_gradient(p: Tensor) -> Tensor:
     grad = torch.zeros_like(p) if p.grad is None else p.grad
     if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
         grad = grad.redistribute(placements=p.placements)
-    return _whole(grad)
+    return whole(grad)
 
 
 def _write(targets: list[Tensor], values: Tensor, seed: int | None) -> None:

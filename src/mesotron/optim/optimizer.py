@@ -14,7 +14,7 @@ Each param group names its rule, so one object has one state_dict, one scheduler
 """
 
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
@@ -240,7 +240,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             sharded_step(work.sharded, names, stats)
 
     def _check_some_train(self) -> None:
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = self._params()
         if params and not any(p.requires_grad for p in params):
             raise ValueError(
                 f"none of the optimizer's {len(params)} parameters requires a gradient: build "
@@ -290,10 +290,19 @@ class RoutedOptimizer(torch.optim.Optimizer):
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
 
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for index, p in zip(saved, params, strict=True):
+        saved: list[int] = []
+        for group in state_dict["param_groups"]:
+            saved += group["params"]
+
+        for index, p in zip(saved, self._params(), strict=True):
             self._load_state(p, state_dict["state"].get(index, {}))
+
+    def _params(self) -> list[Tensor]:
+        params: list[Tensor] = []
+        for group in self.param_groups:
+            params += group["params"]
+
+        return params
 
     def _load_state(self, p: Tensor, saved: dict[str, Any]) -> None:
         state = self.state[p]
@@ -333,7 +342,7 @@ def _blocks_of(steps: list[ParamStep], stats: StepStats) -> list[LocalBlocks]:
 
         if on_host(finite):
             flags = finite.tolist()
-            blocks += [LocalBlocks(step, None) for step, ok in zip(members, flags) if ok]
+            blocks += [LocalBlocks(step, None) for step in compress(members, flags)]
         else:
             blocks += [LocalBlocks(step, ok) for step, ok in zip(members, finite)]
 
@@ -348,7 +357,7 @@ def _step_elements(steps: list[ParamStep], stats: StepStats) -> None:
 
     found_inf = None
     if finite.device.type == "cpu":
-        steps = [step for step, ok in zip(steps, finite.tolist(), strict=True) if ok]
+        steps = list(compress(steps, finite.tolist()))
     elif finite.device.type != "meta":
         found_inf = (~finite.all()).float()
 

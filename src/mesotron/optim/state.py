@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.device import wide_dtype
@@ -43,6 +44,16 @@ class ParamStep(NamedTuple):
         rule = SPECTRAL_RULES[self.group["rule"]]
         if rule.finish is not None and rule.line_state not in self.state:
             self.state[rule.line_state] = _new_lines(self.param, self.group)
+
+
+def whole(p: Tensor) -> Tensor:
+    """A tensor of all ranks, gathered."""
+    return p.full_tensor() if isinstance(p, DTensor) else p
+
+
+def local_part(p: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return p.to_local() if isinstance(p, DTensor) else p
 
 
 def dense_grad(p: Tensor) -> Tensor:

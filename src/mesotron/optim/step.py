@@ -65,8 +65,9 @@ class LocalBlocks:
         self._grads = view.windows(step.grad)
         self._momenta = view.windows(step.momentum)
 
-        lines = step.lines
-        self.lines = None if lines is None else _split_lines(lines, self.windows)
+        self.lines = None
+        if step.lines is not None:
+            self.lines = _split_lines(step.lines, self.windows)
 
     def pack(self, index: int, out: Tensor) -> None:
         G = self._grads[index].wide

@@ -96,7 +96,8 @@ class View:
         if not self.groups:
             return cut
 
-        return f"{self.groups}{'*' if self.apart else '%'}{cut}"
+        sign = "*" if self.apart else "%"
+        return f"{self.groups}{sign}{cut}"
 
     @staticmethod
     @cache
@@ -193,11 +194,17 @@ class View:
             raise ValueError(f"view '{self}': a convolution cannot be cut into {self.axis}")
 
         whole = (self.groups or 1) * (sum(self.sizes) or self.parts or self.num)
-        fits = whole == length if self.sizes else length % whole == 0
+        if self.sizes:
+            needed = f"exactly {whole}"
+            fits = length == whole
+        else:
+            needed = f"a multiple of {whole}"
+            fits = length % whole == 0
+
         if not fits:
             raise ValueError(
                 f"view '{self}' does not fit a tensor of shape {shape}: its {self.axis} number "
-                f"{length}, the view needs {'exactly' if self.sizes else 'a multiple of'} {whole}"
+                f"{length}, the view needs {needed}"
             )
 
 

@@ -184,8 +184,10 @@ def make_filter(
         True
     """
     _check_options(name, steps, promote, cutoff, rank)
+    if cutoff is not None and steps is not None:
+        return high_pass(cutoff, suppress=steps)
     if cutoff is not None:
-        return high_pass(cutoff) if steps is None else high_pass(cutoff, suppress=steps)
+        return high_pass(cutoff)
 
     options = {
         "steps": steps,

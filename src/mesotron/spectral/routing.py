@@ -278,7 +278,10 @@ def _fit_columns(
         widths[i] = max(len(line[i]) for line in [header, *lines])
 
     is_wide = sum(widths.values()) + 36 <= width
-    return (range(len(header)) if is_wide else fixed), widths
+    if is_wide:
+        return range(len(header)), widths
+
+    return fixed, widths
 
 
 def _colors() -> dict[str, str]:
@@ -321,6 +324,11 @@ def _ranges(numbers: list[int]) -> str:
     spans = []
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         (_, first), *rest = run
-        spans.append(f"{first}..{rest[-1][1]}" if rest else f"{first}")
+        span = f"{first}"
+        if rest:
+            _, last = rest[-1]
+            span += f"..{last}"
+
+        spans.append(span)
 
     return "{" + ",".join(spans) + "}"

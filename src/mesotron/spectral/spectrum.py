@@ -99,15 +99,22 @@ def run(config: SpectrumConfig) -> int:
         draw(curves, config.plot, config.axis)
 
     console = SafeConsole(highlight=False)
-    wide = console.width >= WIDE
     if not config.brief:
-        console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
-        console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
+        _print_tables(console, curves)
 
     plot_width = max(min(PLOT_WIDTH, console.width - PLOT_MARGIN), 1)
     console.print(terminal_plot(curves, config.axis, plot_width))
 
     return 0
+
+
+def _print_tables(console: SafeConsole, curves: list[ResponseCurve]) -> None:
+    if console.width >= WIDE:
+        console.print(response_table(curves, SIGMA))
+        console.print(property_table(curves, PROPERTIES))
+    else:
+        console.print(response_table(curves, NARROW_SIGMA))
+        console.print(property_table(curves, NARROW_PROPERTIES))
 
 
 def make_curves(config: SpectrumConfig) -> list[ResponseCurve]:
@@ -173,7 +180,8 @@ def _properties(curve: ResponseCurve) -> dict[str, str]:
     texts = [_place(place) for place in places]
 
     slope = spectral.slope_at_zero(curve.filter, curve.shape)
-    texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
+    is_tiny = 0 < slope <= 1e-3
+    texts.append(f"{slope:.0e}" if is_tiny else f"{slope:.3g}")
 
     texts.append(str(curve.max_directions))
     texts += [f"{cost:.3g}" for cost in curve.gigaflops]
@@ -220,13 +228,19 @@ def terminal_plot(curves: list[ResponseCurve], axis: str, width: int) -> Text:
 
 
 def sigma_grid(axis: str, num_points: int) -> np.ndarray:
-    return np.geomspace(1e-3, 1, num_points) if axis == "log" else np.linspace(0, 1, num_points)
+    if axis == "log":
+        return np.geomspace(1e-3, 1, num_points)
+
+    return np.linspace(0, 1, num_points)
 
 
 def short(value: float) -> str:
     if abs(value) < 5e-4:
         return "0"
-    return f"{value:.2f}" if abs(value) >= 0.9995 else f"{value:.3f}".replace("0.", ".")
+    if abs(value) >= 0.9995:
+        return f"{value:.2f}"
+
+    return f"{value:.3f}".replace("0.", ".")
 
 
 def as_record(curves: list[ResponseCurve]) -> dict[str, Any]:
@@ -274,12 +288,15 @@ def draw(curves: list[ResponseCurve], path: Path, axis: str) -> None:
         yticks=(0, 0.5, 1),
     )
 
-    axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
+    sigma = np.linspace(0, 1, 4000)
+    if axis == "log":
+        sigma = np.geomspace(SMALLEST, 1, 4000)
+
+    axes.set_xlim(sigma[0], 1)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="singular value σ of the normalized matrix", ylabel="response f(σ)")
     axes.set_title("What each filter does to a singular value", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
 
     warm = cycle(WARM)
     cool = cycle(COOL)

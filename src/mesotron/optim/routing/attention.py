@@ -69,8 +69,11 @@ def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
     if _FUSED_BY_CLASS.get(type(block).__name__) == name:
         return "qkv", block
 
-    part = next((part for part, names in PROJECTIONS.items() if name in names), None)
-    return (part, block) if part else None
+    for part, names in PROJECTIONS.items():
+        if name in names:
+            return part, block
+
+    return None
 
 
 def attention_role(
@@ -101,7 +104,10 @@ def attention_role(
     projection = _Projection(site, block, heads, rows, cols, per_head)
     role = _role_of_part(projection, part, num)
 
-    return replace(role, name=f"attention {part}", is_matrix=True) if role.unclear else role
+    if role.unclear:
+        return replace(role, name=f"attention {part}", is_matrix=True)
+
+    return role
 
 
 def _find_heads(site: ModuleSite, block: nn.Module) -> _Heads:
@@ -169,11 +175,16 @@ def _single_role(projection: _Projection, part: str, given: int | None) -> Role:
         return _no_count(projection.site)
 
     axis, length = ("cols", projection.cols) if part == "o" else ("rows", projection.rows)
-    blocks = 2 * num if gated else num
-    if not _fits(length, blocks, heads.dim if part in "qk" and given is None else None):
+    blocks = num
+    what = f"{num} heads"
+    if gated:
+        blocks = 2 * num
+        what += ", each a query and a gate"
+
+    is_known = part in "qk" and given is None
+    if not _fits(length, blocks, heads.dim if is_known else None):
         return _misfit(projection.site, num, axis, length, heads.dim)
 
-    what = f"{num} heads, each a query and a gate" if gated else f"{num} heads"
     return matrix(
         f"attention {part}", f"{_LONG_NAMES[part]} projection, {what}", f"{axis}:{blocks}"
     )
@@ -290,11 +301,12 @@ def _mla_b_role(projection: _Projection) -> Role:
         )
 
     key = rows // H - value
+    even = key == value
     if per_head:
-        cut = f"{2 * H}" if key == value else f"{H}*{key}+{value}"
+        cut = f"{2 * H}" if even else f"{H}*{key}+{value}"
         return matrix("attention kv", f"key and value of {H} heads", f"rows:{cut}")
 
-    cut = f"{H}%2" if key == value else f"{H}%{key}+{value}"
+    cut = f"{H}%2" if even else f"{H}%{key}+{value}"
     return matrix("attention kv", f"key, value interleaved over {H} heads", f"rows:{cut}")
 
 

@@ -30,7 +30,12 @@ def run(config: RouteConfig) -> int:
         lora = LoraConfig(r=config.lora, target_modules="all-linear")
         model = get_peft_model(model, lora, low_cpu_mem_usage=True)
 
-    matrix, aux = ("muon", "sgd") if config.optim == "muon_sgd" else (config.optim, "adamw")
+    matrix = config.optim
+    aux = "adamw"
+    if config.optim == "muon_sgd":
+        matrix = "muon"
+        aux = "sgd"
+
     overrides = {}
     for pair in config.override:
         pattern, equals, rule = pair.rpartition("=")

@@ -47,7 +47,11 @@ def model_behind(params: object) -> nn.Module:
 
 def _holds_all(items: list[Any], model: nn.Module) -> bool:
     """Whether the items, some of them with names, are all that the model trains."""
-    given = {id(item[1] if isinstance(item, tuple) else item) for item in items}
+    given = set()
+    for item in items:
+        param = item[1] if isinstance(item, tuple) else item
+        given.add(id(param))
+
     return all(id(p) in given for p in model.parameters() if p.requires_grad)
 
 

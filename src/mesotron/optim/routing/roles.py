@@ -75,7 +75,10 @@ def _declared(model: nn.Module, method: str) -> nn.Module | nn.Parameter | None:
 def _ids(layer: nn.Module | nn.Parameter | None) -> set[int]:
     if isinstance(layer, nn.Module):
         return {id(param) for param in layer.parameters()}
-    return set() if layer is None else {id(layer)}
+    if layer is None:
+        return set()
+
+    return {id(layer)}
 
 
 def _last_layer(model: nn.Module) -> nn.Module | None:
@@ -230,25 +233,31 @@ def _router_role(site: ModuleSite) -> Role | None:
 
 def _multihead_role(site: ModuleSite, heads: int, per_head: bool) -> Role:
     """torch's own attention: a fused (3E, E) weight, or one per input if the widths differ."""
-    sections = 3 if site.leaf == "in_proj_weight" else 1
-    blocks = sections * heads if per_head else sections
+    fused = site.leaf == "in_proj_weight"
+    blocks = 3 if fused else 1
+    reason = "nn.MultiheadAttention"
+    if per_head:
+        blocks *= heads
+        reason = f"{heads} heads of nn.MultiheadAttention"
+
     if site.shape[0] % blocks:
         return unclear(
             f"{site.name}: {blocks} blocks do not fit its {site.shape[0]} rows; "
             f"pass per_head={{'{site.name}': NUM_HEADS}} with the right count"
         )
 
-    part = "qkv" if sections == 3 else site.leaf[0]
-    reason = f"{heads} heads of nn.MultiheadAttention" if per_head else "nn.MultiheadAttention"
+    part = "qkv" if fused else site.leaf[0]
+    view = f"rows:{blocks}" if blocks > 1 else "whole"
 
-    return matrix(f"attention {part}", reason, f"rows:{blocks}" if blocks > 1 else "whole")
+    return matrix(f"attention {part}", reason, view)
 
 
 def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) -> Role:
     """(out, in * kernel) is the matrix, unless channels are separate or the input is raw."""
+    if groups == channels > 1:
+        return Role("conv", "depthwise convolution: separate small maps")
     if groups > 1:
-        kind = "depthwise" if groups == channels else f"grouped ({groups})"
-        return Role("conv", f"{kind} convolution: separate small maps")
+        return Role("conv", f"grouped ({groups}) convolution: separate small maps")
 
     view = "conv" if isinstance(site.owner, _PLAIN_CONVS) else "conv/T"
     if id(site.param) in facts.inputs or channels <= MAX_RAW_CHANNELS:
@@ -273,7 +282,10 @@ def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | 
     if not transposed:
         return role
 
-    return replace(role, view="T" if role.view == "whole" else f"T/{role.view}")
+    if role.view == "whole":
+        return replace(role, view="T")
+
+    return replace(role, view=f"T/{role.view}")
 
 
 def _plain_role(site: ModuleSite, rows: int) -> Role:
@@ -313,7 +325,10 @@ def _num_experts(site: ModuleSite) -> int | None:
         return count
 
     siblings = site.parent._modules.get("experts")
-    return len(siblings) if isinstance(siblings, nn.ModuleList) else None
+    if isinstance(siblings, nn.ModuleList):
+        return len(siblings)
+
+    return None
 
 
 def _expert_role(site: ModuleSite) -> Role | None:
@@ -321,7 +336,10 @@ def _expert_role(site: ModuleSite) -> Role | None:
     if type(site.owner).__name__ == "DbrxExpertGLU":
         # DBRX concatenates its experts in a 2-D weight; w2 is stored (in, out).
         count = _num_experts(site)
-        view = f"T/cols:{count}" if site.leaf == "w2" else f"rows:{count}"
+        view = f"rows:{count}"
+        if site.leaf == "w2":
+            view = f"T/cols:{count}"
+
         return matrix("expert", f"{count} experts, concatenated", view)
 
     if len(site.shape) != 3 or "Expert" not in type(site.owner).__name__:
@@ -418,7 +436,10 @@ def _state_space_cut(mixer: nn.Module, name: str) -> str:
     shared = _int(mixer, "n_groups") * state
     heads = _int(mixer, "num_heads")
 
-    return f"{inner}+{inner}+{shared}+{shared}+{heads}" if name == "in_proj" else ""
+    if name != "in_proj":
+        return ""
+
+    return f"{inner}+{inner}+{shared}+{shared}+{heads}"
 
 
 def _int(module: nn.Module, name: str) -> int:

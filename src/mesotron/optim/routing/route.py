@@ -98,8 +98,11 @@ def route(
 
     if problems:
         others = len(problems) - 1
-        more = f" ({others} more parameters are unclear)" if others else ""
-        raise ValueError(problems[0] + more)
+        message = problems[0]
+        if others:
+            message += f" ({others} more parameters are unclear)"
+
+        raise ValueError(message)
 
     if wishes.per_head:
         _check_heads(rows)
@@ -148,7 +151,10 @@ def _rule_of(role: Role, name: str, wishes: _Wishes) -> str:
         return wishes.aux
 
     below = [prefix for prefix in wishes.modalities if _is_below(name, prefix)]
-    return wishes.modalities[max(below, key=len)] if below else wishes.matrix
+    if not below:
+        return wishes.matrix
+
+    return wishes.modalities[max(below, key=len)]
 
 
 def _check_heads(rows: list[Row]) -> None:
@@ -259,7 +265,9 @@ def _make_row(
 
     reason = role.reason
     if pattern is not None:
-        reason = f"override '{pattern}'" + (" of an unclear role" if role.unclear else "")
+        reason = f"override '{pattern}'"
+        if role.unclear:
+            reason += " of an unclear role"
 
     return Row(
         name=site.name,

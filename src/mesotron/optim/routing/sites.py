@@ -55,7 +55,10 @@ class ModuleSite(Site):
         indices = [getattr(module, "layer_idx", None) for module in reversed(self.modules)]
         layer = next((index for index in indices if isinstance(index, int)), None)
 
-        return config if layer is None else config.per_layer_config[layer]  # type: ignore[union-attr]
+        if layer is None:
+            return config
+
+        return config.per_layer_config[layer]  # type: ignore[union-attr]
 
 
 def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:

@@ -23,7 +23,8 @@ def normalize_lines(X: Tensor, lines: list[Lines], beta2: float) -> Tensor:
 
     mean_square = X.to(V.dtype).square().mean(1)
     new = V.lerp(mean_square, 1 - beta2)
-    new = torch.where(_finite(lines), new, V) if lines[0].finite is not None else new
+    if lines[0].finite is not None:
+        new = torch.where(_finite(lines), new, V)
 
     sizes = [len(state) for state in states]
     torch._foreach_copy_(states, list(new.split(sizes)))  # pyright: ignore

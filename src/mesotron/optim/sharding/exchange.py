@@ -337,7 +337,9 @@ def _cut(number: int, member: ShardedMatrix, num_ranks: int) -> list[Piece]:
     for first in range(0, slabs, per_piece):
         count = min(per_piece, slabs - first)
         box = ((first * size, (first + count) * size), *((0, n) for n in member.shape[1:]))
-        part = view if view.layout == "stack" or slabs == 1 else replace(view, num=count)
+        part = view
+        if view.layout != "stack" and slabs > 1:
+            part = replace(view, num=count)
 
         flops = 0
         for num, rows, cols in block_shapes(str(part), extent(box)):
@@ -353,9 +355,12 @@ def _num_slabs(view: View, length: int) -> int:
     if view.layout == "stack":
         return length
 
-    along_first = view.axis == ("cols" if view.transposed else "rows")
+    first_axis = "cols" if view.transposed else "rows"
     is_even = view.num > 1 and not view.sizes and not view.groups
-    return view.num if along_first and is_even else 1
+    if view.axis != first_axis or not is_even:
+        return 1
+
+    return view.num
 
 
 @cache

@@ -16,6 +16,7 @@ others waiting, and one rank's NaN must stop the matrix on all of them. FSDP1 an
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ from mesotron.optim.sharding.exchange import (
     make_plan,
     team_of,
 )
-from mesotron.optim.state import ParamStep, momentum_of
+from mesotron.optim.state import ParamStep, local_part, momentum_of
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.step import (
     filter_and_apply,
@@ -218,13 +219,22 @@ def _agree(parts: list[Part], team: Team) -> Agreement:
     device = parts[0].weight.device
     table = torch.zeros(2 * num, dtype=torch.float64, device=device)
 
-    present = [k for k, part in enumerate(parts) if part.grad is not None]
+    present: list[int] = []
+    filled: list[int] = []  # with elements on this rank
+    grads: list[Tensor] = []
+    for k, part in enumerate(parts):
+        if part.grad is None:
+            continue
+
+        present.append(k)
+        if part.weight.numel():
+            filled.append(k)
+            grads.append(part.grad)
+
     if present:
         table.index_fill_(0, move(torch.tensor(present), device), 1.0)
 
-    filled = [k for k in present if parts[k].weight.numel()]
     if filled:
-        grads = [parts[k].grad for k in filled]
         peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
         peaks = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
         table.index_copy_(0, move(torch.tensor(filled) + num, device), peaks)
@@ -247,15 +257,14 @@ def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: Ste
         if team.me == 0:
             _log_skipped(names, finite)
 
-        present = agreed.present.tolist()
-        names = [name for name, here in zip(names, present, strict=True) if here]
+        names = list(compress(names, agreed.present.tolist()))
         finite = finite[agreed.present]
 
     stats.finite.append((names, finite))
 
 
 def _log_skipped(names: list[str], finite: Tensor) -> None:
-    skipped = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
+    skipped = Counter(compress(names, (~finite).tolist()))
     for name, count in skipped.items():
         text = "%d gradients in group %r are not finite on some rank: all ranks skip these"
         _log.warning(text, count, name)
@@ -291,7 +300,7 @@ def _step_auxiliary(parts: list[Part], agreed: Agreement, team: Team, stats: Ste
         found_inf = (~agreed.finite.all()).float()
         usable = [part.grad is not None for part in parts]
 
-    chosen = [part for part, ok in zip(parts, usable, strict=True) if ok and part.weight.numel()]
+    chosen = [part for part in compress(parts, usable) if part.weight.numel()]
     if not chosen:
         return
 
@@ -307,7 +316,7 @@ def _step_auxiliary(parts: list[Part], agreed: Agreement, team: Team, stats: Ste
 
 
 def _local_state(state: State) -> State:
-    return {key: _local(value) for key, value in state.items()}
+    return {key: local_part(value) for key, value in state.items()}
 
 
 def _first_holder(part: Part, team: Team) -> int:
@@ -444,7 +453,7 @@ def _member(part: Part, team: Team) -> ShardedMatrix:
 
 def _direct(part: Part, finite: Tensor | None) -> Tensor:
     """Update this rank's momentum; returns the direction, zero where nothing will be stepped."""
-    momentum = _local(part.state["momentum_buffer"])
+    momentum = local_part(part.state["momentum_buffer"])
     U = update_momentum(part.gradient(), momentum, part.group, finite)
 
     return U if finite is None else torch.where(finite, U, 0.0)
@@ -467,7 +476,3 @@ def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | Non
         g = torch.where(finite, g, 0.0)
 
     return torch.stack([x.dot(g), x.dot(x), g.dot(g)])
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

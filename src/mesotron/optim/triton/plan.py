@@ -97,7 +97,10 @@ def _orientation(
     Gradient and momentum share a kernel's tile, so theirs must agree."""
     tensor = torch.empty_strided(shape, stride, device="meta")
     strides = [_block_strides(window.wide) for window in View.parse(view).windows(tensor)]
-    return tuple(s[1] == 1 for s in strides if s) if all(strides) else None
+    if not all(strides):
+        return None
+
+    return tuple(s[1] == 1 for s in strides if s)
 
 
 def _block_strides(wide: Tensor) -> tuple[int, int] | None:
@@ -111,7 +114,10 @@ def _block_strides(wide: Tensor) -> tuple[int, int] | None:
     row = s[3] if r2 > 1 else s[2]
     column = s[5] if c2 > 1 else s[4]
 
-    return (row, column) if 1 in (row, column) else None
+    if 1 not in (row, column):
+        return None
+
+    return row, column
 
 
 def group_settings(group: Group) -> tuple:

@@ -80,8 +80,8 @@ class FusedStep:
             device,
         )
 
-        owners = [group for bucket in self._buckets for group in bucket.groups]
-        self._owners = torch.tensor(owners, device=device)
+        owners = chain.from_iterable(bucket.groups for bucket in self._buckets)
+        self._owners = torch.tensor(list(owners), device=device)
         self._peaks = _GradientPeaks(self._buckets, len(members), device)
         self._seeds = _first_seeds(self._buckets, members, device)
 
@@ -115,7 +115,12 @@ class FusedStep:
             self._launch(stats)
             self._patience -= self._patience > 0
 
-        return [step for step, taken in zip(candidates, self._taken, strict=True) if not taken]
+        left = []
+        for step, taken in zip(candidates, self._taken, strict=True):
+            if not taken:
+                left.append(step)
+
+        return left
 
     def replayed(self, groups: list[Group], states: Mapping) -> "StepReplay | None":
         """For an optimizer whose steps are all in this plan; None before it is captured."""
@@ -217,7 +222,9 @@ def _gradient_windows(
         for member, offset in zip(bucket.members, bucket.grad_offsets, strict=True):
             windows.append((members[member].number, offset))
 
-    windows += [(step.number, 0) for steps in groups for step in steps]
+    for steps in groups:
+        windows += [(step.number, 0) for step in steps]
+
     return windows
 
 
@@ -451,11 +458,14 @@ class _GradientPeaks:
     its parameter infinite, so that the kernels leave it alone."""
 
     def __init__(self, buckets: list[Bucket], num_members: int, device: torch.device) -> None:
-        owners = [i for bucket in buckets for i in bucket.members]
+        owners: list[int] = []
+        for bucket in buckets:
+            owners += bucket.members
+
         self._sizes = [len(bucket.members) for bucket in buckets]
         self._owners = torch.tensor(owners, device=device)
-        firsts = {owner: at for at, owner in reversed(list(enumerate(owners)))}
-        self._firsts = torch.tensor([firsts[i] for i in range(num_members)], device=device)
+        firsts = [owners.index(member) for member in range(num_members)]
+        self._firsts = torch.tensor(firsts, device=device)
         self._shared = len(owners) > num_members
 
     def find(self, buckets: list[Bucket]) -> list[Tensor]:
