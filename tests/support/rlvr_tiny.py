@@ -172,6 +172,10 @@ def weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
+def gradients(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
 def initial_weights() -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in make_model().named_parameters()}
 

@@ -1,15 +1,15 @@
 """One step of GRPO, from prompts to a loss. Read it from top to bottom.
 
-    rollout   = sample(rows)                           prompts, completions, and their tokens
-    sequences = pad(rollout)                           the same as tensors
-    scored    = score(rollout, rows, scoring)          a reward for each completion, and its reasons
-    advantages = compute_advantages(scored, scaling)   how much better than its group
-    batch     = make_batch(sequences, scored, advantages)   with the tokens that train
-    passed    = score_tokens(batch)                    log-probabilities under the policy of today
-    output    = compute_loss(passed, batch, settings)  a scalar and its metrics
+    rollout = sample(rows)                                 prompts, completions, their tokens
+    sequences = pad(rollout, padding)                      the same as tensors
+    scored = score(rollout, rows, scoring)                 a reward for each completion
+    advantages = compute_advantages(scored, scaling)       how much better than its group
+    batch = make_batch(sequences, scored, advantages)      and the tokens that train
+    passed = policy(batch)                                 log-probabilities of today
+    output = compute_loss(passed, batch, settings)         a scalar and its metrics
 
-`training_loss` is these six lines. `trl_trainer` runs the first four once for a rollout and the
-last two for each of its micro-batches.
+`training_loss` is these lines. `trl_trainer` runs the first five once for a rollout, and the last
+two for each of its micro-batches.
 
 Legend: P prompts and G completions of each, over all W processes; N = P G. B = N / W completions
 of this process, with prompts of up to S and completions of up to T tokens. K reward functions.
@@ -110,7 +110,7 @@ class Sequences:
 class Padding:
     """How rows of tokens become tensors."""
 
-    token: int
+    token: int = 0
     device: torch.device | str = "cpu"
     multiple: int | None = None  # the width is rounded up to a multiple of this
 
@@ -914,9 +914,9 @@ class Parts:
     sample: Callable[[Sequence[Row]], Rollout]
     policy: Callable[[Sequences], Passed]
     scoring: Scoring
-    scaling: Scaling
     loss: LossSettings
-    padding: Padding
+    scaling: Scaling = Scaling()
+    padding: Padding = Padding()
 
 
 def training_loss(rows: Sequence[Row], parts: Parts) -> LossOutput:

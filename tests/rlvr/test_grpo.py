@@ -1,0 +1,157 @@
+"""The step without a trainer, and its losses against TRL's to the bit."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+
+from mesotron.rlvr import grpo
+from mesotron.rlvr.entropy_bonus import EntropyBonus
+from support import rlvr_tiny as tiny
+
+DOCS = Path(__file__).parents[2] / "docs" / "grpo_step.md"
+
+
+def test_the_page_of_the_step_runs_and_learns():
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    torch.manual_seed(0)
+    names: dict = {}
+    exec(compile(code, DOCS.name, "exec"), names)
+
+    rows = [{"prompt": [1, 2, 3]}] * 64
+    rewards = names["reward"](rows, names["sample"](rows))
+    assert rewards.mean() > 2  # of four tokens; a random model writes 0.4
+    assert {"entropy", "clip_ratio/region_mean"} <= names["output"].metrics.keys()
+
+
+def test_rows_are_padded_on_either_side():
+    ids, mask = grpo.pad_rows([[1, 2, 3], [], [4]], 9, "left", multiple=4)
+    assert ids.tolist() == [[9, 1, 2, 3], [9, 9, 9, 9], [9, 9, 9, 4]]
+    assert mask.tolist() == [[0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1]]
+
+    logprobs, _ = grpo.pad_rows([[-1.0, None], [-2.0]], 0.0)
+    assert logprobs.nan_to_num(nan=5.0).tolist() == [[-1.0, 5.0], [-2.0, 0.0]]
+
+
+def scored(rewards) -> grpo.Scored:
+    rewards = torch.tensor(rewards)
+    by_function = rewards.reshape(-1, 1)
+    return grpo.Scored(rewards=rewards, by_function=by_function, tolerance=1e-6)
+
+
+def test_advantages_by_hand():
+    rewards = [[1.0, 0.0], [5.0, 5.0], [2.0, torch.nan]]
+    spread = 0.5**0.5 + 1e-4
+
+    by_group = grpo.compute_advantages(scored(rewards), grpo.Scaling())
+    expected = torch.tensor([0.5 / spread, -0.5 / spread, 0.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(by_group.values, expected)
+
+    unscaled = grpo.compute_advantages(scored(rewards), grpo.Scaling(by="none"))
+    assert unscaled.values.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_ratios_to_the_sampler_are_bounded_or_masked():
+    old = torch.tensor([[0.0, 0.0, 0.0]])
+    sampler = torch.tensor([[-1.0, torch.nan, 0.5]])
+    mask = torch.ones(1, 3)
+
+    def ratio(mode):
+        how = grpo.Correction(mode=mode, low=None, high=2.0)
+        return grpo.correct_sampler(old, sampler, mask, how)[0]
+
+    e = torch.e
+    torch.testing.assert_close(ratio("token_truncate"), torch.tensor([2.0, 1.0, e**-0.5]))
+    torch.testing.assert_close(ratio("token_mask"), torch.tensor([0.0, 1.0, e**-0.5]))
+    torch.testing.assert_close(ratio("sequence_mask"), torch.tensor([e**0.5]))
+
+
+def test_the_entropy_bonus_moves_once_an_update_and_not_without_tokens():
+    bonus = EntropyBonus(coef=0.02, target=1.0, delta=0.005, highest=0.1)
+    assert bonus.weight() == 0  # nothing was measured
+
+    for total, coef in ((4.0, 0.025), (40.0, 0.02)):
+        bonus.observe(torch.tensor([total / 2, 5.0]))
+        bonus.observe(torch.tensor([total / 2, 5.0]))
+        bonus.end_update(lambda x: x)
+        assert bonus.coef == pytest.approx(coef)
+
+    assert bonus.weight() == 0
+    bonus.observe(torch.zeros(2))
+    bonus.end_update(lambda x: x)
+    assert (bonus.coef, bonus.entropy) == (pytest.approx(0.02), 4.0)
+
+
+SETTINGS = {
+    "plain": {},
+    "kl": {"beta": 0.1},
+    "plain_kl": {"beta": 0.1, "use_bias_correction_kl": False},
+    "delta": {"delta": 1.1},
+    "high_entropy": {"top_entropy_quantile": 0.5, "entropy_coef": 0.1},
+    "off_policy": {"off_policy_mask_threshold": 0.05},
+    "accumulated": {"gradient_accumulation_steps": 3, "steps_per_generation": 9},
+}
+
+
+def make_inputs(logprobs) -> dict[str, torch.Tensor]:
+    """A micro-batch in TRL's names, somewhat off policy."""
+    mask = (torch.arange(4) < torch.tensor([[4], [2], [3], [1]])).long()
+    return {
+        "prompt_ids": torch.full((4, 2), 5),
+        "prompt_mask": torch.ones(4, 2, dtype=torch.long),
+        "completion_ids": torch.randint(3, 25, (4, 4)),
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.0, -1.0, 0.5, -2.0]),
+        "num_items_in_batch": torch.tensor(31),
+        "old_per_token_logps": logprobs + 0.3 * torch.randn(4, 4),
+        "ref_per_token_logps": logprobs + 0.3 * torch.randn(4, 4),
+    }
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "loss", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+)
+def test_loss_gradient_and_metrics_are_those_of_trl(tmp_path, loss, settings):
+    level = "sequence" if loss == "luspo" else "token"
+    settings = {"epsilon_high": 1.2, **settings}
+    trainer = tiny.make_trainer(
+        tmp_path, loss_type=loss, importance_sampling_level=level, **settings
+    )
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    trainer.model.train()
+    torch.manual_seed(0)
+    inputs = make_inputs(torch.full((4, 4), -3.2))
+
+    results = []
+    for compute in (trl.GRPOTrainer._compute_loss, type(trainer)._compute_loss):
+        trainer._metrics["train"].clear()
+        trainer.model.zero_grad()
+        value = compute(trainer, trainer.model, inputs)
+        value.backward()
+        results.append((value, dict(trainer._metrics["train"]), tiny.gradients(trainer)))
+
+    (value, metrics, gradients), (own_value, own_metrics, own_gradients) = results
+    assert own_value.item() == value.item()
+    assert tiny.same(own_gradients, gradients)
+    assert {name: own_metrics[name] for name in metrics} == metrics
+
+
+def test_a_row_that_was_dropped_leaves_every_mean():
+    torch.manual_seed(0)
+    batch = grpo.Batch(
+        prompt_ids=torch.ones(2, 1, dtype=torch.long),
+        prompt_mask=torch.ones(2, 1, dtype=torch.long),
+        completion_ids=torch.randint(3, 9, (2, 3)),
+        completion_mask=torch.ones(2, 3, dtype=torch.long),
+        loss_mask=torch.ones(2, 3, dtype=torch.long),
+        advantages=torch.tensor([1.0, -1.0]),
+        num_tokens=torch.tensor(6),
+    )
+    dropped = grpo.without_rows(batch, [False, True])
+
+    assert dropped.num_tokens == 3
+    assert dropped.loss_mask.tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert dropped.completion_mask is batch.completion_mask
