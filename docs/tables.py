@@ -7,8 +7,9 @@ compares them.
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from mesotron.config.registry import REWARDS, TASKS
+from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 from mesotron.watch.find import by_rank
 
@@ -32,6 +33,29 @@ def rewards() -> str:
         rows.append([f"`{name}`", reward.about, reward.note])
 
     return table(["part", "pays", "note"], rows)
+
+
+def objectives() -> str:
+    """Objectives with the values that they were published with."""
+    rows = []
+    for name in OBJECTIVES:
+        each = OBJECTIVES[name]
+        scaled = "nothing" if each.scale_rewards == "none" else each.scale_rewards
+        row = [f"`{name}`", each.about, widths(each), f"{each.beta:g}", scaled, each.paper]
+        rows.append(row)
+
+    return table(["name", "loss", "clip", "KL weight", "rewards scaled by", "source"], rows)
+
+
+def widths(objective: Any) -> str:
+    low = objective.epsilon
+    high = objective.epsilon_high
+    if high is None:
+        return "none"
+    if low is None:
+        return f"largest ratio {high:g}"
+
+    return f"{low:g}" if low == high else f"{low:g}, {high:g}"
 
 
 def optimizers() -> str:
@@ -61,6 +85,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks,
     "rewards": rewards,
+    "objectives": objectives,
     "optimizers": optimizers,
     "formats": formats,
 }

@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mesotron.config import SELF_LABELED
+from mesotron.config.registry import OBJECTIVES
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
@@ -105,9 +105,10 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
 
     # A random model writes no answer to vote on.
     votes = "--model tiny --max-tokens 40 --group 8 "
+    voting = [name for name in OBJECTIVES if OBJECTIVES[name].is_self_labeled]
     cases = []
     for name, flags in more.items():
-        labels = any(f"--objective.name {one}" in flags for one in SELF_LABELED)
+        labels = any(f"--objective.name {one}" in flags for one in voting)
         own = votes if labels else f"--model {model} "
         cases.append(Case(name, "train", f"{SMALL} {own}{flags}"))
 

@@ -18,7 +18,7 @@ from mesotron.config import (
     RolloutConfig,
     TrainConfig,
 )
-from mesotron.rlvr import objectives
+from mesotron.config.registry import OBJECTIVES
 from mesotron.rlvr.lifecycle import trainer_arguments
 from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.train import check
@@ -31,7 +31,7 @@ def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options
     return trl_arguments(config, rollout or RolloutConfig(), optim or OptimConfig(), processes)
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", OBJECTIVES.names())
 def test_every_objective_makes_arguments_that_trl_takes(name, tmp_path):
     config = GRPOConfig(
         str(tmp_path),

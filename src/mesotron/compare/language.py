@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from mesotron.compare.change import change
 from mesotron.compare.kind import CELL_SETTINGS, Kind, OptimChoice, Scores, check_known
 from mesotron.compare.record import Contender
-from mesotron.config import ObjectiveName, OptimConfig, TrainConfig
+from mesotron.config import OptimConfig, TrainConfig
+from mesotron.config.registry import OBJECTIVES
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.recipes import make_recipe
 from mesotron.rewards.call import is_own
@@ -88,7 +89,7 @@ class Language(Kind):
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         for objective in objectives:
-            check_known("objective", objective, get_args(ObjectiveName))
+            check_known("objective", objective, OBJECTIVES.names())
 
         contenders = []
         for optim in optims:

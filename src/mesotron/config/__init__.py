@@ -21,7 +21,6 @@ from mesotron.config.tools import (
 from mesotron.config.train import (
     PRICES,
     PRICES_AS_OF,
-    SELF_LABELED,
     FormatName,
     GpuName,
     GuardName,
@@ -49,7 +48,6 @@ from mesotron.config.vla import (
 __all__ = [
     "PRICES",
     "PRICES_AS_OF",
-    "SELF_LABELED",
     "ChatConfig",
     "CompareConfig",
     "DemosConfig",

@@ -1,4 +1,4 @@
-"""Registries: the tasks, rewards and log formats that a user can name, one file for each name.
+"""Registries: tasks, rewards, objectives and log formats by name, one file for each name.
 
 The built-in names are the file names of one folder, so that the command line knows its choices
 without importing anything. A file is imported when its entry is first asked for, and a decorator in
@@ -68,3 +68,4 @@ class Registry:
 TASKS = Registry("task", "mesotron.tasks.builtin")
 REWARDS = Registry("reward", "mesotron.rewards.builtin")
 FORMATS = Registry("log format", "mesotron.watch.formats")
+OBJECTIVES = Registry("objective", "mesotron.rlvr.objectives")

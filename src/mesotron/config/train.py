@@ -1,13 +1,14 @@
 """Configs of a reinforcement-learning run: `TrainConfig` is the whole, the others its sections."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.optim import OptimConfig
-from mesotron.config.registry import REWARDS, TASKS
+from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
 from mesotron.config.types import (
     Bounds,
     Count,
@@ -25,32 +26,15 @@ from mesotron.config.types import (
 
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
-ObjectiveName = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "bnpo",
-    "cispo",
-    "gspo",
-    "sapo",
-    "luspo",
-    "vespo",
-    "gmpo",
-    "clip_cov",
-    "kl_cov",
-    "vote",
-    "mgrpo",
-    "corewarding",
-]
-SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
-
 # The choices that the help shows; the registries may know more names by the time a config is made.
 if TYPE_CHECKING:
     TaskName = str
     RewardName = str
+    ObjectiveName = str
 else:
     TaskName = Literal[TASKS.names()] | str
     RewardName = Literal[REWARDS.names()] | str
+    ObjectiveName = Literal[OBJECTIVES.names()] | str
 
 GpuName = Literal[
     "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
@@ -303,6 +287,9 @@ class ObjectiveConfig(Config, prefix="objective."):
     differ most."""
 
     def check_fields(self) -> None:
+        if self.name not in OBJECTIVES:
+            self.refuse("name", OBJECTIVES.hint(self.name))
+
         self._check_resampling()
         self._check_loss()
         self._check_labels()
@@ -319,30 +306,33 @@ class ObjectiveConfig(Config, prefix="objective."):
             self.refuse("scale_rewards", "differs by round of resampling: use group or none")
 
     def _check_loss(self) -> None:
-        if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
-            self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
+        objective = OBJECTIVES[self.name]
+        scales = objective.scale_rewards != "none" or self.scale_rewards in (None, "none")
+        if not scales:
+            self.refuse("scale_rewards", f"is not {self.name}: leave it out or use grpo")
 
-        has_lower_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
+        has_lower_clip = objective.epsilon is not None
         why = f"does not apply: {self.name} has no lower clip"
         self.refuse_unless(has_lower_clip, why, "epsilon")
 
-        has_clip = has_lower_clip or self.name == "cispo"
+        has_clip = objective.epsilon_high is not None
         self.refuse_unless(has_clip, f"does not apply: {self.name} has no clip", "epsilon_high")
-        if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
-            self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
+        if not has_lower_clip and self.epsilon_high is not None and self.epsilon_high <= 1:
+            why = f"is the largest ratio itself in {self.name}: give one above 1"
+            self.refuse("epsilon_high", why)
 
-        has_cov = self.name in ("clip_cov", "kl_cov")
-        self.refuse_unless(has_cov, "needs --objective.name clip_cov or kl_cov", "cov_share")
+        has_cov = objective.cov_share is not None
+        self.refuse_unless(has_cov, needs(lambda each: each.cov_share is not None), "cov_share")
 
     def _check_labels(self) -> None:
-        votes = self.name in SELF_LABELED
-        why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
-        self.refuse_unless(votes, why, "loss")
-        why = "needs --objective.name vote, mgrpo or corewarding"
+        objective = OBJECTIVES[self.name]
+        votes = objective.is_self_labeled
+        why = needs(lambda each: each.is_self_labeled)
+        self.refuse_unless(votes, f"{why}; GMPO alone is --objective.name gmpo", "loss")
         self.refuse_unless(votes, why, "tie", "min_vote_share")
 
-        has_anchor = self.name in ("mgrpo", "corewarding")
-        why = "needs --objective.name mgrpo or corewarding"
+        has_anchor = objective.is_anchored
+        why = needs(lambda each: each.is_anchored)
         self.refuse_unless(has_anchor, why, "momentum", "momentum_update")
         if self.momentum_generations:  # 0 samples nothing
             self.refuse_unless(has_anchor, why, "momentum_generations")
@@ -350,14 +340,25 @@ class ObjectiveConfig(Config, prefix="objective."):
             self.refuse_unless(has_anchor, why, "momentum_schedule")
 
         has_own_votes = self.momentum_generations == 0 or self.loss_on_momentum
-        if self.name == "corewarding" and has_own_votes:
+        if objective.anchor_labels and has_own_votes:
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
 
-        is_mgrpo = self.name == "mgrpo"
-        why = "needs --objective.name mgrpo"
-        self.refuse_unless(is_mgrpo, why, "loss_on_momentum")
-        self.refuse_unless(is_mgrpo or self.entropy_filter == "off", why, "entropy_filter")
+        both_vote = objective.shares_group
+        why = needs(lambda each: each.shares_group)
+        self.refuse_unless(both_vote, why, "loss_on_momentum")
+        self.refuse_unless(both_vote or self.entropy_filter == "off", why, "entropy_filter")
+
+    @property
+    def is_self_labeled(self) -> bool:
+        """Whether majority votes are the labels, so that the gold answer is never read."""
+        return OBJECTIVES[self.name].is_self_labeled
+
+
+def needs(holds: Callable[[Any], bool]) -> str:
+    """Which objectives a setting is for."""
+    names = [name for name in OBJECTIVES if holds(OBJECTIVES[name])]
+    return f"needs --objective.name {' or '.join(names)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,7 +543,7 @@ class TrainConfig(LanguageRunConfig):
         flag = "--tools" if self.tools else "--environment"
         if self.rollout.fast:
             self.rollout.refuse("fast", f"samples completions without calls: leave out {flag}")
-        if self.objective.name in ("mgrpo", "corewarding"):
+        if OBJECTIVES[self.objective.name].is_anchored:
             why = f"has an anchor that calls no tools: with {flag} use vote"
             self.objective.refuse("name", why)
 

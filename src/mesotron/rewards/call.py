@@ -12,7 +12,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from mesotron.answers.facts import Facts, Judge
-from mesotron.config import SELF_LABELED, RewardConfig, TrainConfig
+from mesotron.config import RewardConfig, TrainConfig
 from mesotron.config.base import suggest
 from mesotron.config.registry import REWARDS
 from mesotron.rewards.own import OwnReward, Scores, ToScore, try_own
@@ -261,5 +261,6 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
 
 def reads_answers(config: TrainConfig) -> bool:
     """Whether answers are searched for in completions; own rewards alone do not need them."""
-    is_self_labeled = config.objective.name in SELF_LABELED
-    return is_self_labeled or not (config.task.has_own_data and is_own(config.reward))
+    return config.objective.is_self_labeled or not (
+        config.task.has_own_data and is_own(config.reward)
+    )

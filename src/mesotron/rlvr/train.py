@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesotron.config import (
-    SELF_LABELED,
     PlanConfig,
     RewardConfig,
     RolloutConfig,
@@ -213,7 +212,7 @@ def sample_to_score(config: TrainConfig) -> Task | None:
 def warn_of_unused_reward(config: TrainConfig) -> None:
     default = RewardConfig()
     is_given = config.reward.parts != default.parts or config.reward.weights
-    if config.objective.name in SELF_LABELED and is_given:
+    if config.objective.is_self_labeled and is_given:
         log.warning(
             "%s trains on its votes only: the reward %s is logged as rewards/reward, not used",
             config.objective.name,
@@ -268,8 +267,7 @@ def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[st
 def check_rewards_on(task: Task, config: TrainConfig) -> None:
     """Refuse rewards that cannot score these data, by calling the user's own on one row."""
     problem = task.train[0]
-    is_self_labeled = config.objective.name in SELF_LABELED
-    compares = needs_gold(config.reward) and not is_self_labeled
+    compares = needs_gold(config.reward) and not config.objective.is_self_labeled
     if compares and problem.gold is None:
         parts = " ".join(config.reward.parts)
         raise ValueError(

@@ -16,7 +16,7 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.rlvr import objectives
-from mesotron.rlvr.objectives import resolve, shares_group, trained_generations
+from mesotron.rlvr.objectives import resolve, trained_generations
 from mesotron.runs.process import num_processes
 
 log = logging.getLogger("mesotron")
@@ -74,7 +74,7 @@ def sampler_arguments(rollout: RolloutConfig, objective: ObjectiveName) -> dict[
         return {}
 
     arguments = {"use_vllm": True, "vllm_mode": rollout.vllm}
-    if objective == "vespo":  # it has a weight per sequence of its own
+    if objectives.get(objective).weighs_sequences:
         arguments["vllm_importance_sampling_mode"] = "token_truncate"
 
     return arguments
@@ -151,7 +151,7 @@ def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> Obj
     trained = args.num_generations or 0
     by_anchor = given.momentum_generations
 
-    if not shares_group(objectives.get(given.name)) or given.loss_on_momentum:
+    if not objectives.get(given.name).shares_group or given.loss_on_momentum:
         by_anchor = 0
     elif by_anchor is None:
         by_anchor = max(1, trained // 3)  # a quarter of all

@@ -181,7 +181,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         funcs = self._with_votes(reward_funcs, args)
         beta = args.beta
         in_memory = reference_in_memory(model, args, rest.get("peft_config"))
-        if in_memory or self._anchor_is_reference:  # then TRL need not load one
+        if in_memory or self.kind.anchor_labels:  # then TRL need not load one
             args.beta = 0.0
 
         super().__init__(model, funcs, args, train_dataset, **rest)
@@ -226,10 +226,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def self_labeled(self) -> bool:
         return self.kind.is_self_labeled
 
-    @property
-    def _anchor_is_reference(self) -> bool:
-        return self.kind.voters == ("anchor",)
-
     def _with_votes(self, reward_funcs: Any, args: GRPOConfig) -> list[Any]:
         """Reward functions; with self-labels the votes train, and all others are logged."""
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
@@ -267,7 +263,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         rules = VoteRules(
             tie=self.objective.tie,
             min_share=self.objective.min_vote_share,
-            anchor_alone=self._anchor_is_reference,
+            anchor_alone=self.kind.anchor_labels,
         )
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         self.scorer = Scorer(judge, ends, rules)
@@ -282,7 +278,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         check_anchorable(self, self._group_size())
         anchor = self.stateful["anchor"] = Anchor()
-        if self._anchor_is_reference and self.beta:
+        if self.kind.anchor_labels and self.beta:
             self.ref_model = anchor
 
         return anchor
@@ -654,7 +650,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         entropy_filter = None
         k = self.objective.entropy_filter
-        if objectives.shares_group(self.kind) and k != "off" and self.policy.training:
+        if self.kind.shares_group and k != "off" and self.policy.training:
             entropy_filter = grpo.EntropyFilter(k=k, entropies=self._trajectory_entropies)
 
         return grpo.Scoring(

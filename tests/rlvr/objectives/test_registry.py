@@ -2,20 +2,17 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from mesotron.rlvr import objectives
+from mesotron.config.registry import OBJECTIVES
 from support.losses import gradient, loss_of, make_inputs
 
-DOCS = Path(__file__).parents[3] / "docs" / "objectives.md"
 
-
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", OBJECTIVES.names())
 def test_its_gradient_raises_what_was_better_and_lowers_what_was_worse(name):
-    published = objectives.get(name)
+    published = OBJECTIVES[name]
     inputs = make_inputs(
         [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
         [1.0, -1.0],
@@ -37,25 +34,21 @@ def test_its_gradient_raises_what_was_better_and_lowers_what_was_worse(name):
 
 
 def test_names_are_files_and_unknown_ones_are_refused():
-    for name in objectives.names():
-        assert objectives.get(name).name == name
+    for name in OBJECTIVES.names():
+        assert OBJECTIVES[name].name == name
 
     for name in ("mgpro", "../grpo", "__init__"):
-        with pytest.raises(ValueError, match="must be one of"):
-            objectives.get(name)
+        with pytest.raises(ValueError, match="unknown"):
+            OBJECTIVES[name]
 
 
 def test_published_values_are_read_without_torch():
     """A loss may import torch inside; at the top of its file that slows every command."""
     code = """
 import sys
-from mesotron.rlvr import objectives
-for name in objectives.names():
-    objectives.get(name)
+from mesotron.config.registry import OBJECTIVES
+for name in OBJECTIVES.names():
+    OBJECTIVES[name]
 assert "torch" not in sys.modules, f"{name} imports torch at the top of its file"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_table_in_the_docs_is_that_of_the_registry():
-    assert objectives.table() in DOCS.read_text(encoding="utf-8")

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mesotron.config import ObjectiveConfig
+from mesotron.config.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mesotron.config import ObjectiveConfig
 
 Voter = Literal["policy", "anchor"]
 
@@ -59,6 +59,7 @@ class Objective:
     voters: tuple[Voter, ...] = ()  # whose answers label the prompts; empty where rewards train
     momentum_schedule: Literal["constant", "cosine"] = "constant"  # of the anchor
     one_update: Literal["", "equals grpo", "has no effect"] = ""  # per rollout
+    weighs_sequences: bool = False  # by itself, so the sampler is corrected token by token
     options: dict[str, float] = field(default_factory=dict)  # of the loss, with their defaults
 
     @property
@@ -67,10 +68,18 @@ class Objective:
 
     @property
     def is_anchored(self) -> bool:
+        """Whether a slow average of the policy votes, too."""
         return "anchor" in self.voters
 
+    @property
+    def anchor_labels(self) -> bool:
+        """Whether the anchor votes alone."""
+        return self.voters == ("anchor",)
 
-_registered: dict[str, Objective] = {}
+    @property
+    def shares_group(self) -> bool:
+        """Whether policy and anchor together write the completions of a group."""
+        return self.voters == ("policy", "anchor")
 
 
 def objective(
@@ -79,7 +88,7 @@ def objective(
     """Registers a loss as an objective; `published` are fields of `Objective`."""
 
     def register(loss: Callable[..., PolicyLoss]) -> Callable[..., PolicyLoss]:
-        _registered[name] = Objective(
+        registered = Objective(
             name=name,
             about=about,
             paper=paper,
@@ -87,23 +96,15 @@ def objective(
             trl_loss=trl_loss or name,
             **published,
         )
+        OBJECTIVES.add(name, registered, loss.__module__)
+
         return loss
 
     return register
 
 
-def names() -> list[str]:
-    """All objectives: the files of this folder."""
-    files = Path(__file__).parent.glob("*.py")
-    return sorted(path.stem for path in files if path.stem != "__init__")
-
-
 def get(name: str) -> Objective:
-    if name not in names():
-        raise ValueError(f"objective {name!r} must be one of {', '.join(names())}")
-
-    import_module(f"{__name__}.{name}")
-    return _registered[name]
+    return OBJECTIVES[name]
 
 
 def get_loss(config: ObjectiveConfig) -> Objective:
@@ -138,7 +139,7 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         momentum_generations=N,
     )
 
-    if shares_group(published):
+    if published.shares_group:
         if generations <= N:
             raise ValueError(f"objective.momentum_generations = {N} leaves none of {generations}")
         if not given.loss_on_momentum and generations - N < 2:
@@ -150,16 +151,12 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
 
 
 def as_config(objective: str | ObjectiveConfig) -> ObjectiveConfig:
+    from mesotron.config import ObjectiveConfig  # whose defaults are checked by this module
+
     if isinstance(objective, ObjectiveConfig):
         return objective
 
-    get(objective)
-    return ObjectiveConfig(name=cast("Any", objective))
-
-
-def shares_group(objective: Objective) -> bool:
-    """Whether policy and anchor together write the completions of a group."""
-    return objective.voters == ("policy", "anchor")
+    return ObjectiveConfig(name=objective)
 
 
 def anchor_generations(config: ObjectiveConfig, objective: Objective, generations: int) -> int:
@@ -169,37 +166,11 @@ def anchor_generations(config: ObjectiveConfig, objective: Objective, generation
     if config.momentum_generations is not None:
         return config.momentum_generations
 
-    return max(1, generations // 4) if shares_group(objective) else generations
+    return max(1, generations // 4) if objective.shares_group else generations
 
 
 def trained_generations(config: ObjectiveConfig, generations: int) -> int:
     """How many completions per prompt enter the loss: TRL's `num_generations`."""
-    if shares_group(get(config.name)) and not config.loss_on_momentum:
+    if get(config.name).shares_group and not config.loss_on_momentum:
         return generations - (config.momentum_generations or 0)
     return generations
-
-
-def table() -> str:
-    """All objectives with their published values, as the Markdown of docs/objectives.md."""
-    lines = [
-        "| name | loss | clip | KL weight | rewards scaled by | source |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in names():
-        one = get(name)
-        scaled = "nothing" if one.scale_rewards == "none" else one.scale_rewards
-        cells = [f"`{name}`", one.about, clip_text(one), f"{one.beta:g}", scaled, one.paper]
-        lines.append(f"| {' | '.join(cells)} |")
-
-    return "\n".join(lines)
-
-
-def clip_text(objective: Objective) -> str:
-    low = objective.epsilon
-    high = objective.epsilon_high
-    if high is None:
-        return "none"
-    if low is None:
-        return f"largest ratio {high:g}"
-
-    return f"{low:g}" if low == high else f"{low:g}, {high:g}"

@@ -22,6 +22,7 @@ HIGHEST = 20.0
     "vespo",
     about="smooth weight of the whole sequence's ratio",
     paper="arXiv 2602.10693",
+    weighs_sequences=True,
     options={"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
 )
 def vespo(inputs: LossInputs, **shape: float) -> PolicyLoss:
