@@ -215,7 +215,7 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
     args = rename_command(args)
     first = args[0]
     rest = args[1:]
-    if f"{first} {rest[0]}" in COMMANDS if rest else False:
+    if rest and f"{first} {rest[0]}" in COMMANDS:
         return f"{first} {rest[0]}", rest[1:]
     if first in COMMANDS:
         return first, rest
