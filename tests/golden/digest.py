@@ -16,8 +16,8 @@ from golden.cases import choose
 VOLATILE = re.compile(
     r"(^|/|_)(time|seconds|runtime|wall|memory|cost|dollars|spent|rss|gib)($|/|_)|per_second|^date$"
 )
-# Settings have their own references: the parsed command lines.
-SETTINGS = {"config", "out"}
+# Settings have their own references, the parsed command lines; the environment names the commit.
+SETTINGS = {"config", "out", "environment"}
 # Versions, paths, settings, and what a run has cost.
 LEFT_OUT = {"config.json", "env.json", "spent.json", "manifest.json"}
 WEIGHTS = {"model.safetensors", "adapter_model.safetensors", "policy.safetensors"}
