@@ -34,7 +34,7 @@ from mesotron.ppo.evaluate import (
 )
 from mesotron.ppo.loop import TrainState
 from mesotron.ppo.policy import Params
-from mesotron.ppo.program import Program, Runs, make_program, make_runs
+from mesotron.ppo.program import Program, make_program, make_runs
 from mesotron.runs import describe_environment
 
 Cell = dict[str, Any]
@@ -149,18 +149,19 @@ def run(config: Config) -> int:
         rules = [rule for rule in config.optims if rule not in board["cells"]]
         with ThreadPoolExecutor() as pool:
             random = pool.submit(measure_baselines, base)
-            kits = dict(zip(rules, pool.map(partial(prepare, config, base), rules)))
+            kits = list(pool.map(partial(prepare, config, base), rules))
             board.setdefault("baselines", random.result())
 
         evaluate = make_evaluation(base)
-        for rule, kit in kits.items():
-            board["cells"][rule] = run_cell(config, kit, evaluate, board)
+        for rule, kit in zip(rules, kits, strict=True):
+            if "updates" not in board:
+                board["updates"] = plan_updates(config, kit)
+            board["cells"][rule] = run_cell(config, kit, evaluate, board["updates"])
             write_json(study, config.out)
             print(describe(side, rule, board), flush=True)
 
         if config.plot:
             draw(board, side, config)
-
     return 0
 
 
@@ -193,89 +194,84 @@ def prepare(config: Config, base: SnakeConfig, rule: str) -> Kit:
     """Compile the program of an optimizer."""
     made = replace(base, optim=cast(Any, rule))
     program = make_program(made, config.seeds)
-    trials = [{**trial, "seed": 0} for trial in TRIALS[rule][: config.seeds]]
+    trials = [trial | {"seed": 0} for trial in TRIALS[rule][: config.seeds]]
     runs = make_runs(made, trials)
     began = time.perf_counter()
     jax.block_until_ready(program.advance(program.start(runs), runs, 0))
-
     return Kit(made, program, trials, time.perf_counter() - began)
 
 
-def run_cell(config: Config, kit: Kit, evaluate: Evaluate, board: Cell) -> Cell:
-    """Measure the pace, sweep the rates, train the seeds, play whole games."""
+def run_cell(config: Config, kit: Kit, evaluate: Evaluate, updates: int) -> Cell:
+    """Sweep the rates, train the seeds at the best, play whole games."""
     made = kit.config
-    program = kit.program
+    sweep = train(kit, kit.trials, max(1, round(updates * config.sweep_share)))
+    scores = evaluate(sweep["params"], 1)["sampled"].fruit.mean(1)  # [trials]
+    best = kit.trials[int(np.argmax(scores))]
 
-    trials = kit.trials
-    if "updates" not in board:
-        board["updates"] = plan_updates(config, made, program, make_runs(made, trials))
-
-    updates = board["updates"]
-    sweep = train(made, program, trials, max(1, round(updates * config.sweep_share)))
-    scores = [games.mean() for games in evaluate(sweep["params"], 1)["sampled"].fruit]
-    best = trials[int(np.argmax(scores))]
-    seeds = [{**best, "seed": 1 + k} for k in range(config.seeds)]
-    final = train(made, program, seeds, updates)
+    final = train(kit, [best | {"seed": 1 + k} for k in range(config.seeds)], updates)
     games = evaluate(final["params"], EVALUATION_SEED)
 
-    return {
+    steps = updates * made.batch_size
+    cell: Cell = {
         "rates": {name: value for name, value in best.items() if name != "seed"},
-        "trials": [{**trial, "sampled_fruit": float(s)} for trial, s in zip(trials, scores)],
+        "trials": [
+            trial | {"sampled_fruit": float(score)}
+            for trial, score in zip(kit.trials, scores, strict=True)
+        ],
         "compile_seconds": kit.compile_seconds,
-        "steps_per_seed": updates * made.batch_size,
+        "steps_per_seed": steps,
         "seconds": final["seconds"],
-        "steps_per_second": updates * made.batch_size * config.seeds / final["seconds"],
+        "steps_per_second": steps * config.seeds / final["seconds"],
         "gradient_steps": updates * made.update_epochs * made.num_minibatches,
         "curve": final["curve"],
-        **{f"{way}_fruit": played.fruit.mean(1).tolist() for way, played in games.items()},
-        **{f"{way}_won": played.won.mean(1).tolist() for way, played in games.items()},
     }
+    for way, played in games.items():
+        cell[f"{way}_fruit"] = played.fruit.mean(1).tolist()
+        cell[f"{way}_won"] = played.won.mean(1).tolist()
+    return cell
 
 
-def plan_updates(config: Config, made: SnakeConfig, program: Program, runs: Runs) -> int:
+def plan_updates(config: Config, kit: Kit) -> int:
     """Updates of each seed: as many as `seconds` hold at the pace of a few."""
     if config.steps is not None:
-        return max(1, config.steps // made.batch_size)
+        return max(1, config.steps // kit.config.batch_size)
 
-    states = program.start(runs)
+    runs = make_runs(kit.config, kit.trials)
+    states = kit.program.start(runs)
     count = 4
     began = time.perf_counter()
-    jax.block_until_ready(program.advance(states, runs, count))
+    jax.block_until_ready(kit.program.advance(states, runs, count))
+    seconds = time.perf_counter() - began
+    return max(1, int(config.seconds / seconds * count))
 
-    return max(1, int(config.seconds / (time.perf_counter() - began) * count))
 
-
-def train(
-    config: SnakeConfig, program: Program, values: list[dict[str, float]], updates: int
-) -> dict[str, Any]:
+def train(kit: Kit, values: list[dict[str, float]], updates: int) -> dict[str, Any]:
     """Train these runs side by side; the rates fall to zero over just these updates."""
+    config = kit.config
     steps = updates * config.update_epochs * config.num_minibatches
     runs = make_runs(config, [{**run, "num_gradient_steps": steps} for run in values])
-    states: TrainState = program.start(runs)
+    states: TrainState = kit.program.start(runs)
     jax.block_until_ready(states)
+
     began = time.perf_counter()
     done = 0
     fruit = []
     ended = []
-
-    seconds = []
+    seconds: list[float] = []
     while done < updates:
         count = min(config.chunk, updates - done)
-        states, metrics = program.advance(states, runs, count)
+        states, metrics = kit.program.advance(states, runs, count)
         fruit.append(np.asarray(metrics["episode/fruit"])[:, :count])
         ended.append(np.asarray(metrics["episode/finished"])[:, :count])
+
+        before = seconds[-1] if seconds else 0.0
         now = time.perf_counter() - began
-        seconds += np.linspace(seconds[-1] if seconds else 0.0, now, count + 1)[1:].tolist()
+        seconds += np.linspace(before, now, count + 1)[1:].tolist()
         done += count
 
     took = time.perf_counter() - began
     curve = thin_curve(np.concatenate(fruit, 1), np.concatenate(ended, 1), seconds, config)
-
-    return {
-        "params": states.params,
-        "seconds": took,
-        "curve": curve,
-    }
+    return {"params": states.params, "seconds": took, "curve": curve}
 
 
 def thin_curve(
@@ -285,7 +281,6 @@ def thin_curve(
     places = np.array_split(np.arange(fruit.shape[1]), min(_POINTS, fruit.shape[1]))
     total = np.stack([(fruit * ended)[:, place].sum(1) for place in places], 1)
     games = np.stack([ended[:, place].sum(1) for place in places], 1)
-
     return {
         "steps": [int(place[-1] + 1) * config.batch_size for place in places],
         "seconds": [round(seconds[place[-1]], 3) for place in places],
@@ -296,6 +291,7 @@ def thin_curve(
 def describe(side: int, rule: str, board: Cell) -> str:
     """A cell in one line."""
     cell = board["cells"][rule]
+    baselines = board["baselines"]
     greedy = np.array(cell["greedy_fruit"])
     low, high = bootstrap_band(greedy[:, None])
     rates = " ".join(f"{name}={value:g}" for name, value in cell["rates"].items())
@@ -303,7 +299,7 @@ def describe(side: int, rule: str, board: Cell) -> str:
     line = (
         f"{side}x{side} {rule:5} {rates}: greedy {greedy.mean():.2f} "
         f"[{low[0]:.2f}, {high[0]:.2f}], sampled {np.mean(cell['sampled_fruit']):.2f} "
-        f"of {board['baselines']['maximum']:.0f} (random {board['baselines']['random_masked']:.2f})"
+        f"of {baselines['maximum']:.0f} (random {baselines['random_masked']:.2f})"
         f", won {np.mean(cell['greedy_won']):.0%}; {cell['steps_per_seed']:,} steps a seed, "
         f"{cell['steps_per_second']:,.0f} steps/s, compiled in {cell['compile_seconds']:.0f} s"
     )
@@ -312,7 +308,6 @@ def describe(side: int, rule: str, board: Cell) -> str:
     if plain and rule != "adam":
         more = 1 - cell["steps_per_second"] / plain["steps_per_second"]
         line += f"; its share of a step beyond Adam's {more:.1%}"
-
     return line
 
 

@@ -27,6 +27,7 @@ from benchmarks._lib.console import describe, progress, show_table
 from benchmarks._lib.contenders import check_names
 from benchmarks._lib.plain_ppo import make_plain_run, make_plain_start
 from benchmarks._lib.results import write_result
+from benchmarks._lib.rows import where
 from benchmarks._lib.snake_sb3 import ENDS, make_sb3
 from mesotron.config import SnakeConfig
 from mesotron.optim import muon
@@ -168,32 +169,31 @@ def measure(
     for entry in entries:
         say(f"{entry.label}: first turn, compilation included")
         turns[entry.label] = prepare(entry, config.updates)
-        first[entry.label] = seconds(turns[entry.label])[0]
+        first[entry.label] = seconds(turns[entry.label]).wall
 
-    times: dict[str, list[tuple[float, float]]] = {entry.label: [] for entry in entries}
+    times: dict[str, list[Time]] = {entry.label: [] for entry in entries}
     for repeat in range(config.repeats):
         for entry in entries:
             say(f"{entry.label}: {repeat + 1} of {config.repeats}")
             times[entry.label].append(seconds(turns[entry.label]))
 
-    return [
-        make_row(entry, config.updates, first[entry.label], times[entry.label]) for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        row = make_row(entry, config.updates, times[entry.label])
+        rows.append(row | {"first_seconds": first[entry.label]})
+    return rows
 
 
-def make_row(
-    entry: Entry, updates: int, first: float, times: list[tuple[float, float]]
-) -> dict[str, Any]:
+def make_row(entry: Entry, updates: int, times: list[Time]) -> dict[str, Any]:
     """A contender's times and what they mean."""
     steps = updates * entry.game.batch_size
-    wall, cpu = (list(column) for column in zip(*times))
-
+    wall = [one.wall for one in times]
+    cpu = [one.cpu for one in times]
     return {
         "name": entry.label,
         "kind": entry.kind,
         "num_envs": entry.game.num_envs,
         "env_steps": steps,
-        "first_seconds": first,
         "steps_per_second": steps / median(wall),
         "seconds": wall,
         "steps_per_cpu_second": steps / median(cpu),
@@ -201,13 +201,19 @@ def make_row(
     }
 
 
-def seconds(turn: Turn) -> tuple[float, float]:
-    """Wall and processor time of one turn, until its metrics are on the host."""
+class Time(NamedTuple):
+    """Seconds of one turn."""
+
+    wall: float
+    cpu: float  # of this process
+
+
+def seconds(turn: Turn) -> Time:
+    """The time of a turn, until its metrics are on the host."""
     wall = time.perf_counter()
     cpu = time.process_time()
     turn()
-
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return Time(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def prepare(entry: Entry, updates: int) -> Turn:
@@ -255,12 +261,7 @@ def prepare_sb3(entry: Entry, updates: int) -> Turn:
 
     network: Any = model.policy.network
     if entry.kind == "sb3_muon":
-        model.policy.optimizer = muon(
-            network,
-            lr=game.lr,
-            weight_decay=0.0,
-            overrides=ENDS,
-        )
+        model.policy.optimizer = muon(network, lr=game.lr, weight_decay=0.0, overrides=ENDS)
 
     def turn() -> None:
         model.learn(updates * game.batch_size, reset_num_timesteps=False)
@@ -281,14 +282,15 @@ def ratios(rows: list[dict[str, Any]], key: str) -> dict[str, float]:
     """
     found = {}
     for games in sorted({row["num_envs"] for row in rows}):
-        speed = {row["kind"]: row[key] for row in rows if row["num_envs"] == games}
-        found |= {f"{name}@{games}": value for name, value in _compare(speed).items()}
+        speed = {row["kind"]: row[key] for row in where(rows, num_envs=games)}
+        for name, value in _compare(speed).items():
+            found[f"{name}@{games}"] = value
 
     ours = [row[key] for row in rows if row["kind"] == "mesotron_adam"]
-    theirs = [row[key] for row in rows if row["kind"] in SB3_GAMES and row["kind"] != "sb3_muon"]
-    if ours and theirs:
-        found["fastest_ours_over_fastest_sb3"] = max(ours) / max(theirs)
-
+    with_adam = set(SB3_GAMES) - {"sb3_muon"}
+    sb3 = [row[key] for row in rows if row["kind"] in with_adam]
+    if ours and sb3:
+        found["fastest_ours_over_fastest_sb3"] = max(ours) / max(sb3)
     return found
 
 
@@ -302,13 +304,16 @@ def _compare(speed: dict[str, float]) -> dict[str, float]:
         "muon_over_sb3_muon": ("mesotron_muon", "sb3_muon"),
     }
 
-    found = {key: speed[a] / speed[b] for key, (a, b) in pairs.items() if a in speed and b in speed}
+    found = {}
+    for key, (a, b) in pairs.items():
+        if a in speed and b in speed:
+            found[key] = speed[a] / speed[b]
+
     for rule in ("muon", "pion"):
         ours = f"mesotron_{rule}"
         if ours in speed and "mesotron_adam" in speed:
             # Of the time of a step: what Adam's step does not take.
             found[f"{rule}_share_of_step"] = 1 - speed[ours] / speed["mesotron_adam"]
-
     return found
 
 
@@ -316,10 +321,9 @@ def describe_machine() -> dict[str, Any]:
     device = jax.devices()[0]
     torch_device = "cuda" if torch.cuda.is_available() else "cpu"
     about = describe(torch.device(torch_device), PACKAGES)
-    about["device"] = (
-        device.device_kind if device.platform != "cpu" else f"{platform.machine()} CPU"
-    )
-
+    about["device"] = device.device_kind
+    if device.platform == "cpu":
+        about["device"] = f"{platform.machine()} CPU"
     return about | {"torch_device": torch_device, "torch_threads": about.pop("threads")}
 
 
@@ -333,8 +337,9 @@ def show(result: dict[str, Any]) -> None:
     """Print the table and the ratios."""
     rows = result["contenders"]
     slowest = min(row["steps_per_second"] for row in rows)
-    cells = [
-        [
+    lines = []
+    for row in rows:
+        line = [
             row["kind"],
             f"{row['num_envs']:,}",
             f"{row['steps_per_second']:,.0f}",
@@ -342,12 +347,12 @@ def show(result: dict[str, Any]) -> None:
             f"{row['steps_per_cpu_second']:,.0f}",
             f"{row['first_seconds']:.1f}",
         ]
-        for row in rows
-    ]
+        lines.append(line)
 
-    title = f"Snake {result['settings']['board']}x{result['settings']['board']}, {result['device']}"
+    side = result["settings"]["board"]
+    title = f"Snake {side}x{side}, {result['device']}"
     headings = ["contender", "games", "steps/s", "times the slowest", "steps/CPU s", "first turn s"]
-    show_table(title, headings, cells)
+    show_table(title, headings, lines)
 
     by_cpu = result.get("cpu_time_ratios", {})
     for name, value in result["ratios"].items():

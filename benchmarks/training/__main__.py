@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import tyro
 from benchmarks._lib.console import describe, progress, show_table
 from benchmarks._lib.contenders import CONTENDERS, check_names
 from benchmarks._lib.results import beside, write_result
+from benchmarks._lib.rows import where
 from benchmarks.training.language_model import Corpus, RunSettings, read_corpus, train
 from benchmarks.training.plot import draw
 from benchmarks.training.search import Ledger, Point, Search, interval
@@ -130,91 +132,85 @@ def check(config: Config) -> None:
         raise ValueError(f"--seeds {config.seeds} has duplicates")
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What the runs of a comparison share."""
+
+    config: Config
+    device: torch.device
+    corpus: Corpus
+    ledger: Ledger
+    say: Callable[[str], None]  # counts a run
+
+
 def compare(config: Config) -> dict[str, Any]:
     """Search the rates of each optimizer and summarize."""
     device = choose_device(config.device, config.threads)
     corpus = read_corpus()
     about = describe(device)
     versions = {"mesotron": about["mesotron"], "torch": about["packages"]["torch"]}
-
-    fixed = {
-        "corpus": corpus.sha256[:16],
-        "device": about["device"],
-        **versions,
-    }
-
+    fixed = {"corpus": corpus.sha256[:16], "device": about["device"], **versions}
     ledger = Ledger(beside(config.out, ".runs.jsonl") if config.out else None, fixed)
     if ledger.runs:
         print(f"resuming: {len(ledger.runs)} finished runs in {ledger.path}", file=sys.stderr)
 
     names = check_names(config.optims, tuple(CONTENDERS))
     summary = []
-
-    used = []
+    runs: list[dict[str, Any]] = []
     with progress(estimate_runs(config, names)) as say:
+        sweep = Sweep(config, device, corpus, ledger, say)
         for name in names:
-            search = search_rates(
-                name,
-                config,
-                ledger,
-                corpus,
-                device,
-                say,
-            )
-
-            best = search.run()
-            records = [
-                settings_for(name, p, s, config) for p in search.losses for s in search.losses[p]
-            ]
-            runs = [ledger.get_or_run(r.as_dict(), dict) for r in records]
-            summary.append(summarize(name, best, config.seeds, runs))
-            say(f"{name}: speed")
-            speed = replace(settings_for(name, best, config.seeds[0], config), steps=SPEED_STEPS)
-            record = ledger.get_or_run(
-                speed.as_dict() | {"kind": "speed"}, partial(train, speed, corpus, device)
-            )
-            summary[-1]["steps_per_second"] = record["steps_per_second"]
-            used += runs
+            entry, own = search_one(name, sweep)
+            summary.append(entry)
+            runs += own
 
     add_differences(summary)
+    text = {"text": "pydoc_data.topics", "sha256": corpus.sha256, "train": len(corpus.train)}
     return {
         **about,
-        "corpus": {
-            "text": "pydoc_data.topics",
-            "sha256": corpus.sha256,
-            "train": len(corpus.train),
-        },
+        "corpus": text,
         "steps": config.steps,
         "seeds": list(config.seeds),
         "aux_lr": config.aux_lr,
         "summary": sorted(summary, key=lambda entry: entry["mean"] or math.inf),
-        "runs": [{k: v for k, v in r.items() if k != "key"} for r in used],
+        "runs": [{name: value for name, value in run.items() if name != "key"} for run in runs],
     }
 
 
-def search_rates(
-    name: str,
-    config: Config,
-    ledger: Ledger,
-    corpus: Corpus,
-    device: torch.device,
-    say: Any,
-) -> Search:
+def search_one(name: str, sweep: Sweep) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """An optimizer's row of the summary, and its runs."""
+    config = sweep.config
+    search = search_rates(name, sweep)
+    best = search.run()
+
+    runs = []
+    for point, by_seed in search.losses.items():
+        for seed in by_seed:
+            settings = settings_for(name, point, seed, config)
+            runs.append(sweep.ledger.get_or_run(settings.as_dict(), dict))
+
+    sweep.say(f"{name}: speed")
+    short = replace(settings_for(name, best, config.seeds[0], config), steps=SPEED_STEPS)
+    measure = partial(train, short, sweep.corpus, sweep.device)
+    record = sweep.ledger.get_or_run(short.as_dict() | {"kind": "speed"}, measure)
+
+    entry = summarize(name, best, config.seeds, runs)
+    return entry | {"steps_per_second": record["steps_per_second"]}, runs
+
+
+def search_rates(name: str, sweep: Sweep) -> Search:
+    config = sweep.config
+
     def measure(point: Point, seed: int) -> float:
         settings = settings_for(name, point, seed, config)
         aux = "" if point.aux_lr is None else f", aux {point.aux_lr:g}"
-        say(f"{name} lr {point.lr:g}{aux}, seed {seed}")
-        record = ledger.get_or_run(settings.as_dict(), lambda: train(settings, corpus, device))
+        sweep.say(f"{name} lr {point.lr:g}{aux}, seed {seed}")
 
+        run = partial(train, settings, sweep.corpus, sweep.device)
+        record = sweep.ledger.get_or_run(settings.as_dict(), run)
         return math.inf if record["loss"] is None else record["loss"]
 
-    return Search(
-        measure,
-        config.lrs,
-        aux_grid(name, config),
-        config.seeds,
-        not config.quick,
-    )
+    return Search(measure, config.lrs, aux_grid(name, config), config.seeds, not config.quick)
 
 
 def aux_grid(name: str, config: Config) -> tuple[float | None, ...]:
@@ -241,30 +237,33 @@ def estimate_runs(config: Config, names: tuple[str, ...]) -> int:
 def summarize(
     name: str, best: Point, seeds: tuple[int, ...], runs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    at_best = {r["seed"]: r["loss"] for r in runs if (r["lr"], r["aux_lr"]) == best}
-    losses = [at_best[seed] for seed in seeds]
-    whole = [x for x in losses if x is not None]
-
+    at_best = where(runs, lr=best.lr, aux_lr=best.aux_lr)
+    by_seed = {run["seed"]: run["loss"] for run in at_best}
+    losses = [by_seed[seed] for seed in seeds]
+    is_whole = None not in losses
     return {
         "optimizer": name,
         "lr": best.lr,
         "aux_lr": best.aux_lr,
         "losses": losses,
-        "mean": fmean(whole) if len(whole) == len(losses) else None,
-        "interval": interval(whole) if len(whole) == len(losses) else None,
+        "mean": fmean(losses) if is_whole else None,
+        "interval": interval(losses) if is_whole else None,
         "num_runs": len(runs),
-        "num_diverged": sum(r["loss"] is None for r in runs),
+        "num_diverged": len(where(runs, loss=None)),
     }
 
 
 def add_differences(summary: list[dict[str, Any]]) -> None:
     """Paired differences to AdamW: a seed shares weights and data, so its noise cancels."""
-    base = next((e["losses"] for e in summary if e["optimizer"] == "adamw"), None)
+    base = where(summary, optimizer="adamw")
     for entry in summary:
-        entry["versus_adamw"] = entry["versus_adamw_interval"] = None
-        if base is not None and None not in (*base, *entry["losses"]):
-            pairs = [a - b for a, b in zip(entry["losses"], base, strict=True)]
-            entry["versus_adamw"], entry["versus_adamw_interval"] = fmean(pairs), interval(pairs)
+        entry["versus_adamw"] = None
+        entry["versus_adamw_interval"] = None
+        if base and None not in (*base[0]["losses"], *entry["losses"]):
+            pairs = zip(entry["losses"], base[0]["losses"], strict=True)
+            differences = [loss - other for loss, other in pairs]
+            entry["versus_adamw"] = fmean(differences)
+            entry["versus_adamw_interval"] = interval(differences)
 
 
 HEADINGS = ("optimizer", "lr", "aux lr", "held-out loss", "vs adamw", "steps/s", "runs", "diverged")

@@ -53,12 +53,11 @@ def read_corpus() -> Corpus:
         True
     """
     names = sorted(topics)
-    held_out = names[::HELD_OUT_EVERY]
-    parts = [[n for n in names if n not in held_out], held_out]
-    train, rest = ("\n\n".join(topics[n] for n in part) for part in parts)
-    digest = hashlib.sha256((train + "\0" + rest).encode()).hexdigest()
-
-    return Corpus(_encode(train), _encode(rest), digest)
+    rest = names[::HELD_OUT_EVERY]
+    train = "\n\n".join(topics[name] for name in names if name not in rest)
+    held_out = "\n\n".join(topics[name] for name in rest)
+    digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
+    return Corpus(_encode(train), _encode(held_out), digest)
 
 
 def _encode(text: str) -> Tensor:
@@ -147,8 +146,8 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
     batches = corpus.batches(settings.seed, settings.steps, settings.batch, settings.context)
     clock = host_clock(device)
     losses: list[float] = []
-
     seconds: list[float] = []
+
     for batch in batches.to(device):
         start = clock()
         loss = next_character_loss(model, batch)
@@ -156,6 +155,7 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+
         losses.append(loss.item())
         seconds.append(clock() - start)
         if has_diverged(losses):

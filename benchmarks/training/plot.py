@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks._lib.pictures import save_picture
+from benchmarks._lib.rows import distinct, mean_of, values, where
 
 SMOOTHING = 0.9  # of the training curves, an exponential mean
 COLORS = {
@@ -32,22 +33,16 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     for entry in result["summary"]:
-        name = entry["optimizer"]
-        runs = [r for r in result["runs"] if r["optimizer"] == name]
-        draw_rates(left, entry, [r for r in runs if r["aux_lr"] == entry["aux_lr"]])
-        draw_curve(right, entry, [r for r in runs if is_best(r, entry)])
+        runs = where(result["runs"], optimizer=entry["optimizer"], aux_lr=entry["aux_lr"])
+        finished = [run for run in runs if run["loss"] is not None]
+        draw_rates(left, entry, finished)
+        draw_curve(right, entry, where(finished, lr=entry["lr"]))
 
-    left.set(
-        xscale="log",
-        xlabel="learning rate of the hidden matrices",
-        ylabel="held-out loss",
-    )
-
+    left.set(xscale="log", xlabel="learning rate of the hidden matrices", ylabel="held-out loss")
     left.set_title("dots: seeds; line: mean of a rate's seeds; ring: the best rate", fontsize=11)
     right.set(xlabel="step", ylabel="training loss, smoothed")
     right.set_title("the best rate of each, mean over seeds", fontsize=11)
     right.legend(frameon=False)
-
     for axis in (left, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
@@ -56,75 +51,44 @@ def draw(result: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def is_best(run: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether a run was made at the best rates of its optimizer."""
-    return (run["lr"], run["aux_lr"]) == (entry["lr"], entry["aux_lr"])
-
-
 def draw_rates(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    """Held-out loss over the rate; diverged runs are left out."""
+    """Held-out loss over the rate."""
     color = COLORS.get(entry["optimizer"], "black")
-    by_rate: dict[float, list[float]] = {}
-    for run in runs:
-        if run["loss"] is not None:
-            by_rate.setdefault(run["lr"], []).append(run["loss"])
-
-    rates = sorted(by_rate)
-    axis.plot(rates, [fmean(by_rate[rate]) for rate in rates], color=color, lw=1.5)
+    rates = sorted(distinct(runs, "lr"))
+    means = [mean_of(where(runs, lr=rate), "loss") for rate in rates]
+    axis.plot(rates, means, color=color, lw=1.5)
 
     for rate in rates:
-        axis.plot(
-            [rate] * len(by_rate[rate]),
-            by_rate[rate],
-            ".",
-            color=color,
-            ms=5,
-        )
-
+        losses = values(where(runs, lr=rate), "loss")
+        axis.plot([rate] * len(losses), losses, ".", color=color, ms=5)
     if entry["mean"] is not None:
-        axis.plot(
-            entry["lr"],
-            entry["mean"],
-            "o",
-            color=color,
-            mfc="none",
-            ms=11,
-        )
+        axis.plot(entry["lr"], entry["mean"], "o", color=color, mfc="none", ms=11)
 
 
 def draw_curve(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> None:
     """Mean training curve of the best rate."""
-    curves = [r["train_losses"] for r in runs if r["loss"] is not None]
-    if not curves:
+    if not runs:
         return
 
-    means = [fmean(column) for column in zip(*curves, strict=True)]
+    columns = zip(*values(runs, "train_losses"), strict=True)
+    curve = smooth([fmean(column) for column in columns])
     label = f"{entry['optimizer']}  {entry['mean']:.3f}" if entry["mean"] else entry["optimizer"]
     color = COLORS.get(entry["optimizer"], "black")
-
-    axis.plot(
-        range(1, len(means) + 1),
-        smooth(means),
-        color=color,
-        lw=1.5,
-        label=label,
-    )
+    axis.plot(range(1, len(curve) + 1), curve, color=color, lw=1.5, label=label)
 
 
-def smooth(values: list[float], keep: float = SMOOTHING) -> list[float]:
+def smooth(losses: list[float], keep: float = SMOOTHING) -> list[float]:
     """Exponential mean without a bias at the start.
 
     Example:
         >>> smooth([1.0, 1.0, 1.0])
         [1.0, 1.0, 1.0]
     """
-    out = []
+    means = []
     total = 0.0
-
     weight = 0.0
-    for value in values:
-        total = keep * total + (1 - keep) * value
+    for loss in losses:
+        total = keep * total + (1 - keep) * loss
         weight = keep * weight + (1 - keep)
-        out.append(total / weight if math.isfinite(value) else math.nan)
-
-    return out
+        means.append(total / weight if math.isfinite(loss) else math.nan)
+    return means

@@ -86,7 +86,6 @@ class Search:
         if len(self.aux_lrs) > 1:
             known = {p.aux_lr for p in self.losses if p.aux_lr is not None}
             assert point.aux_lr is not None
-
             for aux_lr in beside(point.aux_lr, known):
                 yield Point(point.lr, aux_lr)
 
@@ -112,7 +111,6 @@ def beside(value: float, known: Iterable[float]) -> tuple[float, float]:
     above = grid[-1] ** 2 / grid[-2]
     wide = [float(f"{below:.4g}"), *grid, float(f"{above:.4g}")]
     place = wide.index(value)
-
     return wide[place - 1], wide[place + 1]
 
 
@@ -163,8 +161,8 @@ class Ledger:
             return
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        written = self.path.read_bytes() if self.path.exists() else b""
         with self.path.open("a") as file:
-            file.write(
-                ("\n" if torn and self.path.stat().st_size else "") + json.dumps(record) + "\n"
-            )
+            if written and not written.endswith(b"\n"):  # torn
+                file.write("\n")
+            file.write(json.dumps(record) + "\n")
