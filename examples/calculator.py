@@ -23,7 +23,7 @@ import mesotron
 from mesotron.answers.formats import FORMATS
 from mesotron.config import ModelConfig, TaskConfig
 from mesotron.models.load import load_model
-from mesotron.tasks import arith
+from mesotron.tasks.builtin import arith
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.prompts import build_prompt
 
