@@ -46,7 +46,7 @@ def test_by_default_it_is_trls_trainer_to_the_bit(tmp_path, settings, parts):
 def test_unknown_and_contradicting_arguments_are_refused(tmp_path):
     both = {"optim": "muon", "optimizers": (mesotron.muon(tiny.make_model()), None)}
     for parts, settings, named in (
-        ({"objective": "mgpro"}, {}, "'mgpro'"),
+        ({"objective": "mgpro"}, {}, "mgpro"),
         ({"objective": "gmpo"}, {"epsilon": 0.3}, r"args\.epsilon"),
         (both, {}, "optimizers="),
     ):

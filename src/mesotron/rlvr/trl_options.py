@@ -1,29 +1,144 @@
 """`--trl.KEY VALUE`: any field of TRL's `GRPOConfig`, except those that a run sets itself
-(`trl_options.toml`) and what would be silently wrong.
-
-The fields are read from the sources of TRL and Transformers, since importing these takes seconds.
+(`OWN`) and what would be silently wrong.
 """
 
-import ast
 import json
 import re
-import tomllib
+from dataclasses import fields
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from mesotron.config import TrainConfig
 from mesotron.config.base import suggest
+from mesotron.rlvr import objectives
 from mesotron.rlvr.trl_arguments import check_updates
 from mesotron.runs.extras import require
 
-SOURCES = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-)
-OWN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+# Fields that a run sets itself, under the flag to use instead.
+OWN = {
+    "--lr": ("learning_rate",),
+    "--optim": (
+        "optim",
+        "optim_args",
+        "optim_target_modules",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+    ),
+    "--optim.weight-decay": ("weight_decay",),
+    "--optim.schedule": ("lr_scheduler_type",),
+    "--optim.warmup": (
+        "warmup_steps",
+        "warmup_ratio",
+    ),
+    "--optim.max-grad-norm": ("max_grad_norm",),
+    "--batch": ("generation_batch_size",),
+    "--group": ("num_generations",),
+    "--rollout.micro-batch": (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "auto_find_batch_size",
+    ),
+    "--rollout.updates": ("steps_per_generation",),
+    "--max-tokens": ("max_completion_length",),
+    "--rollout.temperature": ("temperature",),
+    "--rollout.top-p": ("top_p",),
+    "--vllm": (
+        "use_vllm",
+        "vllm_mode",
+    ),
+    "--objective.name": (
+        "loss_type",
+        "importance_sampling_level",
+    ),
+    "--objective.beta": ("beta",),
+    "--objective.epsilon": ("epsilon",),
+    "--objective.epsilon-high": ("epsilon_high",),
+    "--objective.scale-rewards": ("scale_rewards",),
+    "--objective.entropy-bonus": (
+        "entropy_coef",
+        "entropy_coef_max",
+    ),
+    "--objective.entropy-target": (
+        "use_adaptive_entropy",
+        "entropy_target",
+    ),
+    # The reference of a KL term is a copy in memory, which TRL's callback does not know.
+    "--objective.name corewarding": (
+        "sync_ref_model",
+        "ref_model_mixup_alpha",
+        "ref_model_sync_steps",
+    ),
+    # The parts of a reward are one function here.
+    "--reward.weights": (
+        "reward_weights",
+        "multi_objective_aggregation",
+    ),
+    "--out": (
+        "output_dir",
+        "run_name",
+        "logging_dir",
+    ),
+    "--steps": (
+        "max_steps",
+        "num_train_epochs",
+    ),
+    "--seed": (
+        "seed",
+        "data_seed",
+    ),
+    "--resume": (
+        "resume_from_checkpoint",
+        "ignore_data_skip",
+    ),
+    "--save-every": (
+        "save_steps",
+        "save_strategy",
+        "save_only_model",
+    ),
+    "--keep": ("save_total_limit",),
+    "--eval-every": (
+        "do_eval",
+        "eval_strategy",
+        "eval_steps",
+        "eval_on_start",
+        "load_best_model_at_end",
+    ),
+    "--device": ("use_cpu",),
+    "--model.dtype": (
+        "bf16",
+        "fp16",
+        "bf16_full_eval",
+        "fp16_full_eval",
+    ),
+    "--model.gradient-checkpointing": ("gradient_checkpointing",),
+    # Loaded files are untrusted.
+    "--model": (
+        "model_init_kwargs",
+        "trust_remote_code",
+    ),
+    "--report-to": ("report_to",),
+    "mesotron export --push": (
+        "push_to_hub",
+        "hub_model_id",
+        "hub_token",
+        "hub_strategy",
+        "hub_always_push",
+        "log_completions_hub_repo",
+    ),
+    # No flag: the run's log and its data need them as they are.
+    "": (
+        "logging_steps",
+        "logging_strategy",
+        "logging_first_step",
+        "logging_nan_inf_filter",
+        "disable_tqdm",
+        "dataloader_pin_memory",
+        "remove_unused_columns",
+        "do_train",
+        "do_predict",
+    ),
+}
 INSTEAD = {key: flag for flag, keys in OWN.items() for key in keys}
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -50,7 +165,7 @@ def trl_options(config: TrainConfig) -> dict[str, Any]:
         options[key] = _typed(key, text, known[key])
 
     updates = config.rollout.updates * options.get("num_iterations", 1)
-    if config.objective.name == "kl_cov":
+    if objectives.get_loss(config.objective).one_update == "has no effect":
         check_updates(config.objective, updates)  # before anything is loaded
 
     for key, why in _traps(config, options, updates):
@@ -65,17 +180,15 @@ def trl_options(config: TrainConfig) -> dict[str, Any]:
 
 @cache
 def grpo_fields() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package, file, name in SOURCES:
-        origin = getattr(find_spec(package), "origin", "")
-        source = (Path(origin).parent / file).read_text(encoding="utf-8")
+    """The types of the fields of TRL's `GRPOConfig`, as they are written."""
+    from trl.trainer.grpo_config import GRPOConfig  # takes seconds
 
-        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        for node in next(one for one in classes if one.name == name).body:
-            if isinstance(node, ast.AnnAssign):
-                found[ast.unparse(node.target)] = ast.unparse(node.annotation)
+    kinds: dict[str, str] = {}
+    for each in fields(GRPOConfig):
+        kind: Any = each.type
+        kinds[each.name] = kind.__name__ if isinstance(kind, type) else str(kind)
 
-    return {name: kind for name, kind in found.items() if not name.startswith("_")}
+    return {name: kind for name, kind in kinds.items() if not name.startswith("_")}
 
 
 def _typed(key: str, text: str, annotation: str) -> Any:
@@ -104,7 +217,7 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
     name = config.objective.name
     vllm = config.rollout.vllm != "off"
     corrected = vllm and options.get("vllm_importance_sampling_correction", True)
-    modes = MODES[:2] if name == "vespo" else MODES
+    modes = MODES[:2] if objectives.get(name).weighs_sequences else MODES
     mode = "vllm_importance_sampling_mode"
     quantile = options.get("top_entropy_quantile", 1.0)
     penalized = options.get("repetition_penalty", 1) != 1
@@ -112,7 +225,8 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
     biased += "--trl.vllm_importance_sampling_correction false"
     unused = "has no effect with one update per rollout and without --vllm"
     patched = "replaces layers that --rollout.fast reads itself: add --no-rollout.fast"
-    unclipped = name in ("cispo", "sapo", "vespo", "clip_cov", "kl_cov")
+    loss = objectives.get_loss(config.objective)
+    unclipped = loss.epsilon is None or loss.cov_share is not None
 
     traps = [
         *((key, corrected, biased) for key in ("top_k", "min_p")),
