@@ -61,11 +61,13 @@ def help_pages() -> dict[str, str]:
 
 
 def run_main(words: list[str]) -> tuple[int, str]:
-    """Exit code and standard output of the command line."""
+    """Exit code and standard output of the command line.
+
+    It runs here, where no `runs/last` is that would give `mesotron eval` other defaults."""
     from mesotron.cli import main
 
     output = io.StringIO()
-    with redirect_stdout(output), redirect_stderr(io.StringIO()):
+    with chdir(HERE), redirect_stdout(output), redirect_stderr(io.StringIO()):
         try:
             code = main(words)
         except SystemExit as stop:
