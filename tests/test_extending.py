@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from mesotron.cli import main
-from mesotron.config import OptimConfig, RewardConfig, TaskConfig, WatchConfig
-from mesotron.config.registry import FORMATS, REWARDS, TASKS
+from mesotron.config import ObjectiveConfig, OptimConfig, RewardConfig, TaskConfig, WatchConfig
+from mesotron.config.registry import FORMATS, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.rewards.call import make_reward
+from mesotron.rlvr.grpo import LossInputs, LossSettings
+from mesotron.rlvr.objectives import get_loss, resolve
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.tasks.load import load_task
 from mesotron.watch.log import read_log
@@ -43,7 +45,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (TASKS, REWARDS, FORMATS, SPECTRAL_RULES):
+    for registry in (TASKS, REWARDS, OBJECTIVES, FORMATS, SPECTRAL_RULES):
         for name in registry:
             assert registry[name]  # what is imported now stays known afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -94,6 +96,29 @@ def test_a_log_format(folder):
     read = read_log(log)
     assert read.kind == WatchConfig(kind="minimind").kind
     assert read.rows == [{"step": 7, "reward": 0.25, "loss": 0.1}]
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_objective():
+    importlib.import_module("reinforce")
+    config = resolve(ObjectiveConfig(name="reinforce"), generations=2)
+    reinforce = get_loss(config)
+
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], requires_grad=True)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach(),
+        advantages=torch.tensor([1.0, -1.0]),
+        mask=torch.tensor([[1.0, 1.0], [1.0, 0.0]]),
+        ratio=torch.ones(2, 2),
+        settings=LossSettings(objective=reinforce),
+        num_tokens=torch.tensor(3.0),
+    )
+
+    value = reinforce.loss(inputs).mean.value
+    value.backward()
+    assert value.item() == pytest.approx(((1 + 2) / 2 - 3) / 2)
+    assert logprobs.grad.tolist() == [[-0.25, -0.25], [0.5, 0.0]]
 
 
 @pytest.mark.usefixtures("folder")

@@ -8,7 +8,7 @@ from mesotron.config.registry import REWARDS, TASKS, Registry
 from mesotron.rewards.call import make_reward
 from mesotron.tasks.load import load_task
 
-GENERATED = [name for name in TASKS if not TASKS[name].reads_path and name != "rg"]
+GENERATED = [name for name in TASKS if not TASKS[name].reads_data and name != "rg"]
 
 
 @pytest.mark.parametrize("name", TASKS.names())
