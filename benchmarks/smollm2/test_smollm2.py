@@ -1,14 +1,15 @@
 """The SmolLM2 study: its plan has the published cells, its measures and pages are right."""
 
 import argparse
-import json
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks._lib.results import read_json
+from benchmarks._lib.results import read_json, write_json
+from benchmarks._lib.rows import by_key, distinct, values, where
 from benchmarks.smollm2 import page, supervised
 from benchmarks.smollm2.plan import BEST_RATES, FINAL_SEEDS, LEVERS, key_of, levers, make, plan
 from benchmarks.smollm2.spectrum import cut, measure
@@ -49,37 +50,40 @@ def finish(cell: dict, share: float) -> dict:
     return cell | {"solved": solved, "rows": rows}
 
 
-def run_all(given) -> dict:
+def run_all(given) -> list[dict]:
     """Every cell that the plan asks for; the larger a rate, the better."""
     done: dict = {}
-    while new := [cell for cell in plan(given, done) if key_of(cell) not in done]:
+    while True:
+        new = [cell for cell in plan(given, done) if key_of(cell) not in done]
+        if not new:
+            return list(done.values())
         done[key_of(new[0])] = finish(new[0], 0.1 + 1e3 * new[0].get("rate", 0.0))
-    return done
 
 
 def test_the_map_has_the_published_cells(given):
     given.parts = ["map"]
     published = read_json(Path(page.__file__).with_name("results.json.gz"))["cells"]
-    keys = {key_of(cell) for cell in published if cell["part"] == "map"}
-
-    assert {key_of(cell) for cell in plan(given, {})} == keys
+    keys = by_key(where(published, part="map"), key_of).keys()
+    assert by_key(plan(given, {}), key_of).keys() == keys
 
 
 def test_finals_use_fresh_seeds_at_the_best_rate(given):
     given.parts = ["gsm8k"]
-    cells = [cell for cell in run_all(given).values() if "optim" in cell]
+    cells = run_all(given)
     for name, (rate, gain) in BEST_RATES.items():
-        own = [cell for cell in cells if cell["optim"] == name]
-        searched = [(c["rate"], c["seed"]) for c in own if c["stage"] == "search"]
-        finals = [(c["rate"], c["gain"], c["seed"]) for c in own if c["stage"] == "final"]
+        searched = where(cells, optim=name, stage="search")
+        assert values(searched, "rate") == [rate / 2, rate]
+        assert distinct(searched, "seed") == [0]
 
-        assert searched == [(rate / 2, 0), (rate, 0)]
-        assert finals == [(rate, gain, seed) for seed in FINAL_SEEDS]
+        finals = where(cells, optim=name, stage="final")
+        assert distinct(finals, "rate") == [rate]
+        assert distinct(finals, "gain") == [gain]
+        assert values(finals, "seed") == list(FINAL_SEEDS)
 
 
 @pytest.mark.slow
 def test_every_training_cell_is_a_valid_config(given):
-    for cell in run_all(given).values():
+    for cell in run_all(given):
         if "optim" not in cell:
             continue
 
@@ -91,7 +95,8 @@ def test_every_training_cell_is_a_valid_config(given):
 
 def test_the_best_rank_is_the_rank_of_the_signal():
     torch.manual_seed(0)
-    U, V = (torch.linalg.qr(torch.randn(size, 3)).Q for size in (32, 64))
+    U = torch.linalg.qr(torch.randn(32, 3)).Q
+    V = torch.linalg.qr(torch.randn(64, 3)).Q
     spectra = measure((3.0 * U @ V.T + 0.02 * torch.randn(16, 32, 64))[:, None])
     cosine = spectra["8"]["cosine"]
     passed = spectra["8"]["passed"]
@@ -106,7 +111,8 @@ def test_the_best_rank_is_the_rank_of_the_signal():
 
 def test_a_measured_edge_excludes_noise_that_is_not_white():
     torch.manual_seed(0)
-    u, v = (torch.linalg.qr(torch.randn(size, 1)).Q for size in (32, 64))
+    u = torch.linalg.qr(torch.randn(32, 1)).Q
+    v = torch.linalg.qr(torch.randn(64, 1)).Q
     rows = torch.where(torch.arange(32) < 2, 1.0, 0.05)[:, None]
     spectra = measure((12.0 * u @ v.T + rows * torch.randn(16, 32, 64))[:, None])
 
@@ -124,13 +130,12 @@ def trained(cell: dict, share: float, problems: int = 512) -> dict:
     solved = finish(cell, share)["solved"][:problems]
     reached = solved.count("1") / problems
     names = ("facts/correct", "groups/zero_signal", "facts/truncated", "entropy")
-
     return cell | {
         "solved": solved,
         "accuracy": reached,
         "diverged": False,
         "steps_done": cell["steps"],
-        "rows": {name: [[step, 0.5] for step in (1, 2)] for name in names},
+        "rows": {name: [[1, 0.5], [2, 0.5]] for name in names},
         "curve": [[1, 0.07], [2, reached]],
         "dead_blocks": None,
         "health": ["healthy", None, "ok"],
@@ -138,19 +143,9 @@ def trained(cell: dict, share: float, problems: int = 512) -> dict:
 
 
 def write_pages(cells: list[dict], folder: Path) -> None:
-    machine = {
-        "device": "a GPU",
-        "torch": "2",
-        "transformers": "5",
-    }
-
-    record = {
-        "settings": {"model": "/a/place"},
-        "machine": machine,
-        "cells": cells,
-    }
-
-    (folder / "results.json").write_text(json.dumps(record))
+    machine = {"device": "a GPU", "torch": "2", "transformers": "5"}
+    record = {"settings": {"model": "/a/place"}, "machine": machine, "cells": cells}
+    write_json(record, folder / "results.json")
     page.main([str(folder / "results.json")], folder)
 
 
@@ -170,51 +165,38 @@ def test_pages_show_intervals_and_means(given, tmp_path):
     }
 
     shares = {"adamw": 0.1, "muon": 0.4, "pion_cutoff": 0.38}
-    runs = [
-        trained(
-            make(
-                "gsm8k",
-                stage,
-                optim=name,
-                rate=1e-5,
-                steps=60,
-                seed=seed,
-            ),
-            share,
-            256,
-        )
-        | {"rows": {"facts/correct": [[1, 0.0], [2, share]]}}
-        for stage in ("search", "final", "several")
-        for seed in (1, 2, 3)
-        for name, share in shares.items()
-    ]
+    changes = levers(given, {})
+    assert len(changes) == 2 * len(LEVERS)
 
-    cells = levers(given, {})
-    assert len(cells) == 2 * len(LEVERS)
+    cells = [warm]
+    for stage, seed, name in product(("search", "final", "several"), (1, 2, 3), shares):
+        cell = make("gsm8k", stage, optim=name, rate=1e-5, steps=60, seed=seed)
+        rows = {"facts/correct": [[1, 0.0], [2, shares[name]]]}
+        cells.append(trained(cell, shares[name], 256) | {"rows": rows})
+    cells += [trained(cell, 0.1 * cell["seed"]) for cell in changes]
+    write_pages(cells, tmp_path)
 
-    write_pages([warm, *runs, *(trained(cell, 0.1 * cell["seed"]) for cell in cells)], tmp_path)
     tables = tmp_path / "tables.md"
-    compared = {n: next(row for row in rows_of(tables, n) if len(row) == 8) for n in shares}
-    low = {n: row[4].partition("[")[2].partition(",")[0] for n, row in compared.items()}
-
-    assert low["muon"] == ""  # the leader
-    assert float(low["adamw"]) > 0 > float(low["pion_cutoff"])
+    assert low_end(tables, "muon") == ""  # the leader
+    assert float(low_end(tables, "adamw")) > 0 > float(low_end(tables, "pion_cutoff"))
     assert (tmp_path / "gsm8k.png").stat().st_size > 1000
 
     row = rows_of(tables, "stock")[0]
-    both = [float(word) for word in row[3].split(", ")]
-    assert row[2] == f"{sum(both) / 2:.3f} (2)"
+    first, second = row[3].split(", ")
+    assert row[2] == f"{(float(first) + float(second)) / 2:.3f} (2)"
     assert read_json(tmp_path / "results.json.gz")["settings"] == {}
+
+
+def low_end(tables: Path, name: str) -> str:
+    """The low end of the interval by which an optimizer is behind the first."""
+    row = next(row for row in rows_of(tables, name) if len(row) == 8)
+    return row[4].partition("[")[2].partition(",")[0]
 
 
 @pytest.mark.slow
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
-    config = TrainConfig(
-        model=ModelConfig(name="tiny"),
-        task=TaskConfig(num_eval=2),
-        device="cpu",
-    )
-
+    model = ModelConfig(name="tiny")
+    config = TrainConfig(model=model, task=TaskConfig(num_eval=2), device="cpu")
     made = supervised.Supervised(config, 1)
     batch = next(made.batches())
     batch["labels"][0, :-1] = supervised.IGNORED  # rows with few tokens weigh less
@@ -223,7 +205,6 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
         monkeypatch.setattr(supervised, "ROWS", rows)
         made.model.zero_grad()
         made.backward(batch)
-
         return torch.cat([p.grad.flatten() for p in made.model.parameters()])
 
     made.model(**batch).loss.backward()

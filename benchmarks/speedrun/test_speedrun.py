@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from torch.nn.utils import parameters_to_vector
 
 from benchmarks._lib.results import read_json
+from benchmarks._lib.rows import by_key, distinct, values, where
 from benchmarks.speedrun import draw, protocol, racing
 from benchmarks.speedrun.contenders import Contestant, make_config
 from benchmarks.speedrun.entries import ARMS, NAMES
@@ -47,63 +48,45 @@ def test_the_recipe_is_the_fastest_that_arrived_on_all_tuning_seeds():
 
 def test_the_page_gives_the_steps_to_the_target():
     folder = Path(protocol.__file__).parent
+    page = (folder / "README.md").read_text()
     runs = read_json(folder / "report.json.gz")
-    for alone in (False, True):
-        chosen = [
-            run
-            for run in runs
-            if (run["name"], run["use"]) == ("ours_16", "reporting")
-            and run.get("alone", False) == alone
-        ]
-
-        curves = [list(zip(*(row[:2] for row in run["curve"]))) for run in chosen]
-        steps = [draw.seconds_to(protocol.TARGET, *curve) for curve in curves]
-        assert f"| {', '.join(map(str, steps))} |" in (folder / "README.md").read_text()
+    reported = where(runs, name="ours_16", use="reporting")
+    for chosen in (where(reported, alone=None), where(reported, alone=True)):
+        steps = []
+        for run in chosen:
+            at = [point[0] for point in run["curve"]]
+            scores = [point[1] for point in run["curve"]]
+            steps.append(draw.seconds_to(protocol.TARGET, at, scores))
+        assert f"| {', '.join(map(str, steps))} |" in page
 
 
 @pytest.mark.slow
 def test_plain_trl_in_micro_batches_makes_whole_steps(tmp_path):
-    whole, cut = (
-        make_config(
-            "stock",
-            0,
-            "tiny",
-            True,
-            x,
-        )
-        for x in ([], ["rollout.micro_batch=8"])
-    )
+    def sizes(name, common):
+        config = make_config("stock", 0, "tiny", True, common)
+        args = Contestant("stock", config, tmp_path / name).trainer.args
+        return args.per_device_train_batch_size, args.gradient_accumulation_steps
 
-    args = [
-        Contestant("stock", config, tmp_path / str(k)).trainer.args
-        for k, config in enumerate((whole, cut))
-    ]
-
-    sizes = [(x.per_device_train_batch_size, x.gradient_accumulation_steps) for x in args]
-    assert sizes == [(16, 1), (8, 2)]
+    assert sizes("whole", []) == (16, 1)
+    assert sizes("cut", ["rollout.micro_batch=8"]) == (8, 2)
 
 
 @pytest.mark.slow
 def test_the_twin_of_plain_trl_makes_the_same_updates(tmp_path, monkeypatch):
     """With TRL's sampler, which draws other numbers than ours."""
-    common = [*protocol.COMMON, "task.format=boxed"]
-    ends = {}  # what the tiny model can
-    for name in ("stock_8e-05_400", "twin_8e-05_400"):
-        short = {
-            "optim.lr": 1e-3,
-            "steps": 4,
-            "rollout.fast": False,
-        }
+    common = [*protocol.COMMON, "task.format=boxed"]  # what the tiny model can
+    short = {"optim.lr": 1e-3, "steps": 4, "rollout.fast": False}
 
+    def change_of(name):
         monkeypatch.setitem(NAMES, name, NAMES[name] | short)
         config = make_config(name, 5, "tiny", True, common)
         trainer = Contestant(name, config, tmp_path / name).trainer
-        start = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).clone()
+        start = parameters_to_vector(trainer.model.parameters()).detach().clone()
         trainer.train()
-        end = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
-        ends[name] = end.detach() - start.detach()
+        return parameters_to_vector(trainer.model.parameters()).detach() - start
 
-    stock, twin = ends.values()
+    stock = change_of("stock_8e-05_400")
+    twin = change_of("twin_8e-05_400")
     assert stock.norm() > 0.1
     assert (stock - twin).norm() < 1e-3 * stock.norm()
 
@@ -111,25 +94,12 @@ def test_the_twin_of_plain_trl_makes_the_same_updates(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock", "muon"])
 def test_a_race_counts_training_time_only(tmp_path, name):
-    row = racing.race(
-        name,
-        0,
-        tmp_path,
-        60.0,
-        GIVEN | {"limit": 0.5},
-    )
-
+    given = GIVEN | {"limit": 0.5}
+    row = racing.race(name, 0, tmp_path, 60.0, given)
     assert row["seconds_to_target"] is None
-    assert [point["step"] for point in row["curve"]] == list(range(row["steps"] + 1))
+    assert values(row["curve"], "step") == list(range(row["steps"] + 1))
 
-    won = racing.race(
-        name,
-        0,
-        tmp_path / "won",
-        60.0,
-        GIVEN | {"limit": 0.5, "target": 0.0},
-    )
-
+    won = racing.race(name, 0, tmp_path / "won", 60.0, given | {"target": 0.0})
     assert won["steps"] == 1
     assert won["seconds_to_target"] == pytest.approx(won["first_step_s"])
 
@@ -140,15 +110,13 @@ def test_parallel_runs_count_steps_at_the_given_pace_and_end_with_their_schedule
 ):
     given = GIVEN | {"limit": 130.0, "pace": (100.0, 20.0)}
     row = racing.race("muon", 0, tmp_path, 60.0, given)
-    assert [point["seconds"] for point in row["curve"]] == [0.0, 100.0, 120.0, 140.0]
+    assert values(row["curve"], "seconds") == [0.0, 100.0, 120.0, 140.0]
 
     falling = NAMES["muon"] | {"steps": 3, "optim.schedule": "linear"}
     monkeypatch.setitem(NAMES, "falling", falling)
-    row = racing.race(
-        "falling", 0, tmp_path / "falling", 60.0, GIVEN | {"every": 1e9, "limit": 1e9}
-    )
-
-    assert [point["step"] for point in row["curve"]] == [0, 3]
+    given = GIVEN | {"every": 1e9, "limit": 1e9}
+    row = racing.race("falling", 0, tmp_path / "falling", 60.0, given)
+    assert values(row["curve"], "step") == [0, 3]
 
 
 def test_evaluations_stop_the_clock(monkeypatch):
@@ -160,14 +128,7 @@ def test_evaluations_stop_the_clock(monkeypatch):
             now[0] += 100.0
             return 0.5
 
-    clock = racing.Clock(
-        Slow(),
-        every=2.0,
-        target=0.9,
-        seconds=5.0,
-        deadline=1e9,
-    )
-
+    clock = racing.Clock(Slow(), every=2.0, target=0.9, seconds=5.0, deadline=1e9)
     control = types.SimpleNamespace(should_training_stop=False)
     clock.on_train_begin()
 
@@ -191,14 +152,8 @@ def test_evaluations_stop_the_clock(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock", "muon"])
 def test_phases_add_up_to_the_step(tmp_path, name):
-    given = {
-        "model": "tiny",
-        "small": True,
-        "common": ["task.few_shot=1"],
-        "warm": 1,
-        "count": 2,
-    }
-
+    common = ["task.few_shot=1"]
+    given = {"model": "tiny", "small": True, "common": common, "warm": 1, "count": 2}
     row = measure(name, tmp_path, 60.0, given)
     expected = set(PHASES) - ({"clip", "log"} if name == "stock" else set())
     assert expected <= row["phases_ms"].keys()
@@ -207,49 +162,47 @@ def test_phases_add_up_to_the_step(tmp_path, name):
 
 
 def test_every_arm_reports_the_best_of_its_search_on_other_seeds():
+    best = {arm: names[0] for arm, names in protocol.REPORTED.items()}
     done = {}
-    wanted = {arm: names[0] for arm, names in protocol.REPORTED.items()}
     for _ in range(5):
-        for cell in list(protocol.plan(list(ARMS), done)):
-            reached = 80.0 if cell["name"] == wanted[cell["arm"]] else None
-            done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
+        run_planned(list(ARMS), done, lambda cell: cell["name"] == best[cell["arm"]])
 
-    for arm, runs in (("ours", 5), ("trl", 19)):
-        mine = [cell for cell in done.values() if cell["arm"] == arm]
-        tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
-        assert len(tuned) == runs
+    for arm, count in (("ours", 5), ("trl", 19)):
+        runs = where(done.values(), arm=arm)
+        tuned = values(where(runs, use="tuning"), "seed")
+        assert len(tuned) == count
         assert all(100 <= seed < 200 for seed in tuned)
 
-        reports = [cell for cell in mine if cell["use"] == "reporting"]
-        assert {cell["name"] for cell in reports} == {wanted[arm]}
-        assert [cell["seed"] for cell in reports] == list(protocol.REPORTING_SEEDS[arm])
+        reports = where(runs, use="reporting")
+        assert set(values(reports, "name")) == {best[arm]}
+        assert values(reports, "seed") == list(protocol.REPORTING_SEEDS[arm])
+
+
+def run_planned(arms, done, arrives):
+    """Finish the runs that are planned by now."""
+    for cell in list(protocol.plan(arms, done)):
+        reached = 80.0 if arrives(cell) else None
+        done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
 
 
 def test_a_configuration_of_ours_that_failed_on_a_tuning_seed_is_not_reported():
     done = {}
-    for cell in list(protocol.plan(["ours"], done)):
-        reached = None if cell["seed"] == 113 else 80.0
-        done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
-
-    assert {cell["use"] for cell in protocol.plan(["ours"], done)} == {"tuning"}
-    assert any(cell["arm"] == "trl" for cell in protocol.plan(list(ARMS), done))
+    run_planned(["ours"], done, lambda cell: cell["seed"] != 113)
+    assert distinct(protocol.plan(["ours"], done), "use") == ["tuning"]
+    assert where(protocol.plan(list(ARMS), done), arm="trl")
 
 
 def test_the_table_compares_with_the_end_of_a_baseline_that_does_not_arrive():
     ours, stock = (names[0] for names in protocol.REPORTED.values())
-    paces = {protocol.shape_of(n): p for n, p in ((ours, [2, 1]), (stock, [3, 2]))}
+    paces = {protocol.shape_of(ours): [2, 1], protocol.shape_of(stock): [3, 2]}
 
-    def ran(arm, name, seed, reached):
-        cell = protocol.make("reporting", arm, name, seed)
-        return cell | {
-            "seconds_to_target": reached,
-            "steps": 30,
-            "pace": [10.0, 10.0],
-        }
+    def ran(arm, name, reached):
+        cells = [protocol.make("reporting", arm, name, s) for s in protocol.REPORTING_SEEDS[arm]]
+        outcome = {"seconds_to_target": reached, "steps": 30, "pace": [10.0, 10.0]}
+        return [cell | outcome for cell in cells]
 
-    cells = [ran("ours", ours, seed, 100.0) for seed in protocol.REPORTING_SEEDS["ours"]]
-    cells += [ran("trl", stock, seed, None) for seed in protocol.REPORTING_SEEDS["trl"]]
-    shown = protocol.report({protocol.key_of(cell): cell for cell in cells}, paces)
+    cells = [*ran("ours", ours, 100.0), *ran("trl", stock, None)]
+    shown = protocol.report(by_key(cells, protocol.key_of), paces)
 
     assert "| 10 of 10 | 11.0 |" in shown
     assert "| 0 of 5 | inf |" in shown
@@ -270,6 +223,6 @@ def test_a_reported_run_arrives_with_two_evaluations(monkeypatch):
 
     cell = protocol.make("reporting", "trl", name, 210)
     row = protocol.run_cell(cell, settings | {"protocol": "x"}, time.time() + 300)
-    assert [point["seconds"] for point in row["curve"]] == [0.0, 3.0]
+    assert values(row["curve"], "seconds") == [0.0, 3.0]
     assert row["seconds_to_target"] == 0.0  # the first of two at or above the target
     assert row["protocol"] == "x"

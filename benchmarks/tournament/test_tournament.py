@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks._lib.results import write_json
+from benchmarks._lib.rows import distinct, values, where
 from benchmarks.tournament import warm
 from benchmarks.tournament.__main__ import read_cells
 from benchmarks.tournament.analyse import compare
@@ -31,9 +32,11 @@ def test_splits_share_no_instance(name):
         pytest.importorskip("reasoning_gym")
 
     made = make_task(name)
-    assert {split: len(rows) for split, rows in made.items()} == SIZES
+    keys = {}
+    for split, rows in made.items():
+        assert len(rows) == SIZES[split]
+        keys[split] = set(values(rows, "key"))
 
-    keys = {split: {row["key"] for row in rows} for split, rows in made.items()}
     assert not keys["train"] & keys["test"]
     assert not keys["train"] & keys["validation"]
     assert not keys["validation"] & keys["test"]
@@ -57,32 +60,24 @@ def run_all(parts, accuracy):
 def test_every_contender_has_the_same_search_and_reports_at_its_best_rate():
     def accuracy(cell):
         middle = CONTENDERS[cell["contender"]].middle
-        return {
-            1: 0.5,
-            2: 0.6,
-            4: 0.5,
-        }.get(cell["rate"] / middle, 0.0)
+        return {1: 0.5, 2: 0.6, 4: 0.5}.get(cell["rate"] / middle, 0.0)
 
     done, order = run_all(PARTS, accuracy)
-    reports = [cell for cell in order if cell["use"] == "reporting"]
+    reports = where(order, use="reporting")
     assert len(reports) == len(TASKS) * len(CONTENDERS) * len(REPORTING_SEEDS)
-    assert all(cell["rate"] == 2 * CONTENDERS[cell["contender"]].middle for cell in reports)
+    for cell in reports:
+        assert cell["rate"] == 2 * CONTENDERS[cell["contender"]].middle
 
-    tuned = [cell for cell in order if cell["use"] == "tuning"]
-    assert {cell["seed"] for cell in tuned} == set(TUNING_SEEDS)
+    assert distinct(where(order, use="tuning"), "seed") == list(TUNING_SEEDS)
     assert highest_stable(tuple(TASKS), "muon", done) is None  # the smallest rate was not stable
 
 
 def test_stable_rates_are_searched_upward_and_do_not_choose():
     done, order = run_all(PARTS, lambda cell: 0.5 - abs(cell["rate"] / 5e-5 - 1) / 1e3)
-    rates = {
-        cell["rate"] for cell in order if (cell["task"], cell["contender"]) == ("sums", "muon")
-    }
+    rates = values(where(order, task="sums", contender="muon"), "rate")
     assert max(rates) == pytest.approx(5e-5 * 2**4)  # the grid's end is 2^1
     assert highest_stable(tuple(TASKS), "muon", done) == 4
-
-    reports = [one for one in order if one["use"] == "reporting" and one["contender"] == "muon"]
-    assert {cell["rate"] for cell in reports} == {5e-5}
+    assert distinct(where(order, use="reporting", contender="muon"), "rate") == [5e-5]
 
 
 def test_area_of_a_broken_run_ends_at_zero():
@@ -93,20 +88,13 @@ def test_area_of_a_broken_run_ends_at_zero():
 def test_a_win_needs_significance_a_lead_and_three_tasks():
     rng = np.random.default_rng(0)
     noise = {name: 0.01 * rng.standard_normal((4, 5)) for name in ("a", "b", "c")}
-    X = {
-        "a": 0.5 + noise["a"],
-        "b": 0.4 + noise["b"],
-        "c": 0.49 + noise["c"],
-    }
-
+    X = {"a": 0.5 + noise["a"], "b": 0.4 + noise["b"], "c": 0.49 + noise["c"]}
     X["b"][:2] += 0.15  # ahead of a on two tasks, far behind on the others
     X["b"][2:] -= 0.25
-    wins = {(pair.first, pair.second) for pair in compare(X) if pair.wins}
+    assert not any(pair.wins for pair in compare(X))
 
-    assert wins == set()
     X["b"] = 0.4 + noise["b"]
     found = {(pair.first, pair.second): pair for pair in compare(X)}
-
     assert found["a", "b"].wins
     assert found["c", "b"].wins
     assert not found["a", "c"].wins  # a lead below 0.02
@@ -120,22 +108,16 @@ def test_a_start_is_the_merged_model_with_all_weights_trainable(tmp_path):
     plain, _ = warm.start("tiny", None, "cpu")
     before = {name: p.clone() for name, p in plain.named_parameters()}
 
-    lora = peft.LoraConfig(
-        r=warm.RANK,
-        lora_alpha=warm.ALPHA,
-        target_modules="all-linear",
-    )
-
-    weights = peft.get_peft_model_state_dict(peft.get_peft_model(plain, lora))
+    weights = peft.get_peft_model_state_dict(warm.with_adapter(plain))
     save_file({name: value + 0.01 for name, value in weights.items()}, tmp_path / warm.FILE)
     model, _ = warm.start("tiny", tmp_path / warm.FILE, "cpu")
     after = dict(model.named_parameters())
 
     assert after.keys() == before.keys()
-    assert all(p.requires_grad for p in after.values())
-
-    moved = {name for name in after if not before[name].equal(after[name])}
-    assert moved == {name for name in after if "_proj" in name}
+    for name, p in after.items():
+        assert p.requires_grad
+        has_moved = not before[name].equal(p)
+        assert has_moved == ("_proj" in name)
 
 
 def test_a_start_that_is_there_is_not_made_again_and_named_if_it_is_not_the_protocols(tmp_path):
@@ -150,17 +132,7 @@ def test_a_start_that_is_there_is_not_made_again_and_named_if_it_is_not_the_prot
 
 
 def test_runs_are_read_from_files_and_folders(tmp_path):
-    cells = [
-        make(
-            "tuning",
-            "sums",
-            "muon",
-            0,
-            seed,
-        )
-        for seed in (100, 101, 102)
-    ]
-
+    cells = [make("tuning", "sums", "muon", 0, seed) for seed in (100, 101, 102)]
     write_json(cells[:2], tmp_path / "cells.json.gz")
     write_json(cells[2], tmp_path / "cells" / "third.json")
     found = read_cells([tmp_path / "cells.json.gz", tmp_path / "cells"])

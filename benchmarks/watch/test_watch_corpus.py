@@ -23,6 +23,7 @@ from mesotron.watch import Engine
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.callback import Watch
 from mesotron.watch.command import watch_one
+from mesotron.watch.detectors import TWO_PART
 
 HERE = Path(__file__).parent
 
@@ -31,18 +32,29 @@ def test_corpora_share_failures_but_no_run():
     tuning = tuning_runs()
     held_out = held_out_runs()
     for runs in (tuning, held_out):
-        assert len({run.name for run in runs}) == len(runs) >= 60
-        assert sum(run.setting.kind == "healthy" for run in runs) >= 25
+        assert len(names_of(runs)) == len(runs) >= 60
+        healthy = [run for run in runs if run.setting.kind == "healthy"]
+        assert len(healthy) >= 25
 
-    kinds = [{run.setting.kind for run in runs} for runs in (tuning, held_out)]
-    assert kinds[0] - {"truncation"} <= kinds[1]
-    assert max(run.seed for run in tuning) < 100 <= min(run.seed for run in held_out)
+    assert kinds_of(tuning) - {"truncation"} <= kinds_of(held_out)
+    assert max(run.seed for run in tuning) < 100
+    assert min(run.seed for run in held_out) >= 100
 
-    names = {run.name for run in (*tuning, *held_out)}
+
+def test_every_rescue_has_a_run_that_fails_and_one_that_is_healthy():
+    names = names_of(tuning_runs()) | names_of(held_out_runs())
     assert len(rescue_runs()) == len(RESCUES) * len(RESCUE_SEEDS)
-
     for run in rescue_runs():
-        assert {run.name, f"{RESCUES[run.setting.name]}-{run.seed}"} <= names
+        assert run.name in names
+        assert f"{RESCUES[run.setting.name]}-{run.seed}" in names
+
+
+def names_of(runs):
+    return {run.name for run in runs}
+
+
+def kinds_of(runs):
+    return {run.setting.kind for run in runs}
 
 
 @pytest.mark.slow
@@ -77,7 +89,6 @@ def made(greedy, *, correct=None, reward=None, unchanged=0.1, kind="x", **column
     """A packed run with the given curves."""
     n = len(greedy)
     correct = correct or greedy
-
     return {
         "kind": kind,
         "before": greedy[0],
@@ -97,6 +108,11 @@ def made(greedy, *, correct=None, reward=None, unchanged=0.1, kind="x", **column
     }
 
 
+def rising(start, step, count=60):
+    """A straight line."""
+    return [start + step * k for k in range(count)]
+
+
 FLAT = [0.3] * 60
 SLOW = [1.0] * 30 + [5.0] * 30
 FALLING = [0.4] * 20 + [0.05] * 40
@@ -105,11 +121,11 @@ FALLING = [0.4] * 20 + [0.05] * 40
 @pytest.mark.parametrize(
     ("run", "outcome", "onset"),
     [
-        (made([0.2 + 0.3 * k / 59 for k in range(60)]), "healthy", None),
+        (made(rising(0.2, 0.3 / 59)), "healthy", None),
         (made([0.4] * 30 + [0.29] * 30), "unclear", None),
         (made([0.4] * 60, correct=[0.4, 0.1] * 20 + [0.1] * 20), "unclear", None),
-        (made(FALLING, reward=[0.1 * k for k in range(60)]), "failed", None),
-        (made([0.3 - 0.005 * k for k in range(60)], correct=[0.02] * 60), "failed", 7),
+        (made(FALLING, reward=rising(0.0, 0.1)), "failed", None),
+        (made(rising(0.3, -0.005), correct=[0.02] * 60), "failed", 7),
         (made(FLAT, unchanged=1.0), "failed", None),
         (made([0.02] * 60, **{"groups/all_wrong": [0.95] * 60}), "failed", None),
         (made(FLAT, reward=[0.4] * 30 + [0.0] * 30), "failed", None),
@@ -124,31 +140,28 @@ def test_outcomes(run, outcome, onset):
 
 
 def test_losses_are_dated():
-    truth = label(made([0.4] * 30 + [0.4 - 0.4 * k / 29 for k in range(30)]))
+    truth = label(made([0.4] * 30 + rising(0.4, -0.4 / 29, 30)))
     assert truth.outcome == "failed"
     assert 28 <= truth.onset <= 36
     assert truth.lost_at(20) == pytest.approx(0.0, abs=1e-9)
     assert truth.lost_at(46) == pytest.approx(0.5, abs=0.06)
     assert label(made(FALLING)).reward_fell
-    assert not label(made(FALLING, reward=[0.1 * k for k in range(60)])).reward_fell
+    assert not label(made(FALLING, reward=rising(0.0, 0.1))).reward_fell
 
 
 def test_own_labels_decide_alone():
-    falling = [0.4] * 30 + [0.1] * 30
+    def labels(before, after):
+        rows = []
+        for step in range(0, 61, 10):
+            correct = after if step > 30 else before
+            rows.append({"step": step, "correct": correct, "unchanged": 0.2})
+        return {"labels": rows}
+
     flat = [0.4] * 60
-    rows = [
-        {
-            "step": k,
-            "correct": 0.4,
-            "unchanged": 0.2,
-        }
-        for k in range(0, 61, 10)
-    ]
+    falling = [0.4] * 30 + [0.1] * 30
+    assert label(made(flat, correct=falling) | labels(0.4, 0.4)).outcome == "healthy"
 
-    assert label(made(flat, correct=falling) | {"labels": rows}).outcome == "healthy"
-    sinking = [row | {"correct": 0.1 if row["step"] > 30 else 0.4} for row in rows]
-    truth = label(made(flat) | {"labels": sinking})
-
+    truth = label(made(flat) | labels(0.4, 0.1))
     assert (truth.outcome, truth.onset) == ("failed", 30)
 
 
@@ -168,12 +181,13 @@ def verdict(alarm, onset=40, outcome="failed", reward_lost=0.1, reward_fell=True
 
 
 def test_a_stop_long_before_the_onset_is_not_a_catch():
-    alarms = ((45, "d"), (30, "d"), (29, "d"), None)
-    assert [verdict(alarm).caught for alarm in alarms] == [True, True, False, False]
+    assert verdict((45, "d")).caught
+    assert verdict((30, "d")).caught
+    assert not verdict((29, "d")).caught
+    assert not verdict(None).caught
 
-    summary = evaluate.summarise(
-        [verdict((45, "d")), verdict(None), verdict((9, "d"), None, "healthy")]
-    )
+    healthy = verdict((9, "d"), None, "healthy")
+    summary = evaluate.summarise([verdict((45, "d")), verdict(None), healthy])
     assert summary["caught"]["words"] == "1 of 2"
     assert summary["healthy runs stopped"]["words"] == "1 of 1"
     assert summary["right answers lost at the alarm, median"] == pytest.approx(0.6)
@@ -187,18 +201,9 @@ def test_missing_and_short_runs_are_listed():
     listed = tuning_runs()
     whole, short, *_ = [run for run in listed if run.setting.steps == 60]
     packed = [
-        {
-            "name": whole.name,
-            "exit_code": 0,
-            "columns": {"step": [1.0, 60.0]},
-        },
-        {
-            "name": short.name,
-            "exit_code": 1,
-            "columns": {"step": [1.0, 7.0]},
-        },
+        {"name": whole.name, "exit_code": 0, "columns": {"step": [1.0, 60.0]}},
+        {"name": short.name, "exit_code": 1, "columns": {"step": [1.0, 7.0]}},
     ]
-
     record = evaluate.completeness("tuning", packed)
     assert set(record["ended early"]) == {short.name}
     assert len(record["not made"]) == len(listed) - 2
@@ -208,27 +213,15 @@ def rescue(rewards, alone, *, steps=110, changes=()):
     """A rescue that ends at this reward, next to the run alone and a healthy run at 0.5."""
 
     def packed(values):
-        run = made([*values[:1], *values], correct=[*values[:1], *values])
-        run["columns"]["step"] = [steps * k / len(values) for k in range(len(values) + 1)]
-
-        return run | {
-            "setting": "sparse_collapse",
-            "seed": 0,
-            "name": "sparse_collapse-0",
-        }
+        curve = [values[0], *values]
+        run = made(curve, correct=curve)
+        run["columns"]["step"] = rising(0.0, steps / len(values), len(curve))
+        return run | {"setting": "sparse_collapse", "seed": 0, "name": "sparse_collapse-0"}
 
     runs = {"sparse_collapse-0": packed(alone), "sparse-0": packed([0.5] * 60)}
-    act = {
-        "step": 30,
-        "action": "rollback",
-        "detector": "d",
-        "checkpoint": 0,
-        "changes": changes,
-    }
-
+    act = {"step": 30, "action": "rollback", "detector": "d", "checkpoint": 0, "changes": changes}
     run = packed(FLAT)
     run["columns"]["reward"] = [rewards] * 61
-
     return rescues.compare(run | {"guarded": [act]}, runs, 110)
 
 
@@ -238,19 +231,10 @@ def test_a_rescue_reaches_its_end_on_the_reward_it_had():
     assert not rescue(0.44, lost)["rescued"]
     assert not rescue(0.46, lost, steps=40)["rescued"]
 
-    eased = rescue(
-        0.9,
-        lost,
-        changes=[
-            {
-                "field": "reward.parts",
-                "old": 1,
-                "new": 2,
-            }
-        ],
-    )
-
+    change = {"field": TWO_PART.field, "old": 1, "new": 2}
+    eased = rescue(0.9, lost, changes=[change])
     assert (eased["judged by"], eased["rescued"]) == ("facts/correct", False)
+
     sound = rescue(0.5, [0.5] * 60)
     fallen = rescue(0.5, lost) | {"run": "muon_x10-0"}
 
@@ -298,10 +282,10 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
     published = read_json(HERE / f"{name}_verdicts{'_blind' if without else ''}.json.gz")
     assert every > 1 or evaluate.summarise(verdicts) == published["summary"]["watch"]
 
-    assert [(one.run, one.alarm) for one in verdicts] == [
-        (one["run"], one["alarm"] and tuple(one["alarm"]))
-        for one in published["verdicts"]["watch"][::every]
-    ]
+    known = published["verdicts"]["watch"][::every]
+    for verdict, row in zip(verdicts, known, strict=True):
+        assert verdict.run == row["run"]
+        assert verdict.alarm == (row["alarm"] and tuple(row["alarm"]))
 
 
 @pytest.mark.parametrize(
@@ -315,11 +299,8 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
 )
 def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
     columns = read_json(HERE / "mismatched.json.gz")[kind]
-    engine = Engine()
-
-    events = []
-    for k in range(len(columns["step"])):
-        events += engine.update({name: values[k] for name, values in columns.items()})
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    events = list(evaluate.events_of(rows, Engine()))
 
     assert {event.detector for event in events} == detectors
     if onset is not None:
@@ -330,21 +311,26 @@ def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["held_out", "tuning"])
 def test_live_equals_offline_on_every_run(tmp_path, name):
-    log = tmp_path / "metrics.jsonl"
     different = []
     for run in evaluate.load(name):
-        rows = [dict(row) for row in evaluate.rows_of(run, "")]
-        watch = Watch(guard="warn")
-        for row in rows:
-            state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
-            logs = {key: value for key, value in row.items() if key != "step"}
-            watch.on_log(None, state, SimpleNamespace(), logs=logs)  # type: ignore[arg-type]
-
-        live = watch.diagnosis()
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-        offline = watch_one(WatchConfig(path=log), log, Console(quiet=True), Alerts(())).diagnosis
-        if live is None or live.record() | {"notes": ()} != offline.record() | {"notes": ()}:
+        rows = evaluate.rows_of(run)
+        if live(rows) != offline(rows, tmp_path / "metrics.jsonl"):
             different.append(run["name"])
-
     assert different == []
+
+
+def live(rows):
+    """The diagnosis of a run that is watched while it trains."""
+    watch = Watch(guard="warn")
+    for row in rows:
+        state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
+        logs = {key: value for key, value in row.items() if key != "step"}
+        watch.on_log(None, state, SimpleNamespace(), logs=logs)  # type: ignore[arg-type]
+    return watch.diagnosis().record() | {"notes": ()}
+
+
+def offline(rows, log):
+    """The diagnosis of the same run's log."""
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = watch_one(WatchConfig(path=log), log, Console(quiet=True), Alerts(()))
+    return found.diagnosis.record() | {"notes": ()}
