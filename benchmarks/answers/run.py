@@ -11,18 +11,20 @@ openai/grade-school-math.
 """
 
 import argparse
-import json
 import random
 import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from mesotron.answers.facts import Judge
+from benchmarks._lib.results import write_json
+from mesotron.answers.facts import Facts, Judge
 from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
+from mesotron.runs.files import read_rows
 
 OUT = Path(__file__).parent / "result.json"
 TEMPLATES = (
@@ -54,7 +56,8 @@ def make_cases(count: int, seed: int) -> list[Case]:
     return list(cases.values())
 
 
-Made = tuple[str, list[str], list[str]]
+Made = tuple[str, list[str], list[str]]  # a gold, equal spellings, near misses
+Counts = dict[str, int]
 
 
 def fraction(rng: random.Random) -> Made:
@@ -196,11 +199,8 @@ def clock(rng: random.Random) -> Made:
     h = rng.randint(1, 12)
     m = rng.randint(0, 59)
     if rng.random() < 0.5:
-        return (
-            f"{h}:{m:02d}",
-            [f"{h} : {m:02d}", rf"{h}\!:\!{m:02d}"],
-            [f"{h}", f"{h}:{(m + 1) % 60:02d}"],
-        )
+        equal = [f"{h} : {m:02d}", rf"{h}\!:\!{m:02d}"]
+        return f"{h}:{m:02d}", equal, [f"{h}", f"{h}:{(m + 1) % 60:02d}"]
 
     gold = rf"{h}:{m:02d}\text{{ p.m.}}"
     return gold, [rf"{h}\!:\!{m:02d} \text{{ p.m.}}"], [rf"{h}:{m:02d}\text{{ a.m.}}", str(h)]
@@ -218,12 +218,8 @@ def money(rng: random.Random) -> Made:
 def algebra(rng: random.Random) -> Made:
     a, b, c = (rng.randint(2, 15) for _ in range(3))
     equal = [f"{c} + {b}x + {a}x^2", f"{a}x^{{2}}+{b}x+{c}"]
-
-    return (
-        f"{a}x^2 + {b}x + {c}",
-        equal,
-        [f"{a}x^2+{b}x-{c}", str(a), str(c), f"{a}x^2+{b + 1}x+{c}"],
-    )
+    unequal = [f"{a}x^2+{b}x-{c}", str(a), str(c), f"{a}x^2+{b + 1}x+{c}"]
+    return f"{a}x^2 + {b}x + {c}", equal, unequal
 
 
 def unfinished(rng: random.Random) -> Made:
@@ -239,39 +235,45 @@ def unfinished(rng: random.Random) -> Made:
 
 
 KINDS: dict[str, Callable[[random.Random], Made]] = {
-    made.__name__: made
-    for made in (
-        fraction,
-        decimal,
-        thousands,
-        interval,
-        union,
-        matrix,
-        point,
-        units,
-        text,
-        members,
-        degrees,
-        radical,
-        percent,
-        base,
-        equation,
-        choice,
-        clock,
-        money,
-        algebra,
-        unfinished,
-    )
+    "fraction": fraction,
+    "decimal": decimal,
+    "thousands": thousands,
+    "interval": interval,
+    "union": union,
+    "matrix": matrix,
+    "point": point,
+    "units": units,
+    "text": text,
+    "members": members,
+    "degrees": degrees,
+    "radical": radical,
+    "percent": percent,
+    "base": base,
+    "equation": equation,
+    "choice": choice,
+    "clock": clock,
+    "money": money,
+    "algebra": algebra,
+    "unfinished": unfinished,
 }
 
 
 def changed_digit(gold: str, rng: random.Random) -> str | None:
-    spots = [m.start() for m in re.finditer(r"[0-9]", gold)]
+    """A gold with another digit in one place; None if it has no digit."""
+    spots = [match.start() for match in re.finditer(r"[0-9]", gold)]
     if not spots:
         return None
 
     spot = rng.choice(spots)
-    return gold[:spot] + rng.choice(sorted(set("123456789") - {gold[spot]})) + gold[spot + 1 :]
+    digit = rng.choice(sorted(set("123456789") - {gold[spot]}))
+    return gold[:spot] + digit + gold[spot + 1 :]
+
+
+class Pair(NamedTuple):
+    """What a reader compares."""
+
+    answer: str
+    gold: str
 
 
 class Readers:
@@ -280,95 +282,92 @@ class Readers:
     def __init__(self, judge: Judge, show: int) -> None:
         self.judge = judge
         self.show = show
-        self.wrong: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
-    def boxed(self, answers: list[str], golds: list[str]) -> list[bool]:
-        texts = [rf"\boxed{{{answer}}}" for answer in answers]
-        facts = self.judge.judge(texts, golds, [False] * len(texts))
+    def strict(self, pairs: list[Pair]) -> list[bool]:
+        """Answers in a box."""
+        facts = self.facts([rf"\boxed{{{pair.answer}}}" for pair in pairs], pairs)
         return [fact.correct for fact in facts]
 
-    def sentence(self, template: str, answers: list[str], golds: list[str]) -> list[bool]:
-        texts = [template.replace("%s", answer) for answer in answers]
-        facts = self.judge.judge(texts, golds, [False] * len(texts))
+    def lenient(self, template: str, pairs: list[Pair]) -> list[bool]:
+        """Answers in a sentence."""
+        facts = self.facts([template.replace("%s", pair.answer) for pair in pairs], pairs)
         return [fact.correct_unformatted for fact in facts]
 
-    def count(
-        self, name: str, verdicts: list[bool], answers: list[str], golds: list[str], right: bool
-    ) -> dict[str, int]:
-        wrong = [(a, g) for a, g, v in zip(answers, golds, verdicts, strict=True) if v != right]
-        self.wrong[name] = wrong
-        print(f"{name:<58} {len(verdicts) - len(wrong):>6} of {len(verdicts)}")
+    def facts(self, texts: list[str], pairs: list[Pair]) -> list[Facts]:
+        golds = [pair.gold for pair in pairs]
+        return self.judge.judge(texts, golds, [False] * len(texts))
 
-        for answer, gold in wrong[: self.show]:
-            print(f"    answer {answer!r} gold {gold!r}")
+    def count(self, name: str, verdicts: list[bool], pairs: list[Pair], right: bool) -> Counts:
+        """How many verdicts are right, if they all should be the same."""
+        judged = zip(pairs, verdicts, strict=True)
+        wrong = [pair for pair, verdict in judged if verdict != right]
+        num_right = len(pairs) - len(wrong)
+        print(f"{name:<58} {num_right:>6} of {len(pairs)}")
+        for pair in wrong[: self.show]:
+            print(f"    answer {pair.answer!r} gold {pair.gold!r}")
+        return {"right": num_right, "of": len(pairs)}
 
-        return {"right": len(verdicts) - len(wrong), "of": len(verdicts)}
-
-    def measure(
-        self, positives: list[tuple[str, str]], negatives: list[tuple[str, str]]
-    ) -> dict[str, dict[str, int]]:
-        answers, golds = map(list, zip(*positives, strict=True))
-        found = {
-            "strict": self.count(
-                "strict",
-                self.boxed(answers, golds),
-                answers,
-                golds,
-                True,
-            )
-        }
+    def measure(self, equal: list[Pair], unequal: list[Pair]) -> dict[str, Counts]:
+        """Both readers on answers that equal their gold and on some that do not."""
+        found = {"strict": self.count("strict", self.strict(equal), equal, True)}
         for template in TEMPLATES:
-            verdicts = self.sentence(template, answers, golds)
-            found[template] = self.count(
-                template,
-                verdicts,
-                answers,
-                golds,
-                True,
-            )
+            verdicts = self.lenient(template, equal)
+            found[template] = self.count(template, verdicts, equal, True)
 
-        answers, golds = map(list, zip(*negatives, strict=True))
         name = "strict, unequal"
-        found[name] = self.count(
-            name,
-            self.boxed(answers, golds),
-            answers,
-            golds,
-            False,
-        )
-
-        verdicts = self.sentence(TEMPLATES[0], answers, golds)
-        found["lenient, unequal"] = self.count(
-            "lenient, unequal",
-            verdicts,
-            answers,
-            golds,
-            False,
-        )
-
+        found[name] = self.count(name, self.strict(unequal), unequal, False)
+        name = "lenient, unequal"
+        verdicts = self.lenient(TEMPLATES[0], unequal)
+        found[name] = self.count(name, verdicts, unequal, False)
         return found
 
 
-def read_golds(path: Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if answer := json.loads(line).get("answer"):
-            yield str(answer)
+def generated(readers: Readers, count: int, seed: int) -> dict[str, Counts]:
+    cases = make_cases(count, seed)
+    print(f"generated: {len(cases)} golds")
+
+    equal = []
+    unequal = []
+    for case in cases:
+        equal += [Pair(answer, case.gold) for answer in (case.gold, *case.equal)]
+        unequal += [Pair(answer, case.gold) for answer in case.unequal]
+    return readers.measure(equal, unequal)
 
 
-def labelled(readers: Readers, path: Path) -> dict[str, int]:
+def of_golds(readers: Readers, path: Path, rng: random.Random) -> dict[str, Counts]:
+    """Golds against themselves, and with one digit changed."""
+    equal = []
+    unequal = []
+    for row in read_rows(path):
+        if not row.get("answer"):
+            continue
+
+        gold = str(row["answer"])
+        changed = changed_digit(gold, rng)
+        equal.append(Pair(gold, gold))
+        if changed:
+            unequal.append(Pair(changed, gold))
+
+    print(f"{path.name}: {len(equal)} golds")
+    return readers.measure(equal, unequal)
+
+
+def labelled(readers: Readers, path: Path) -> Counts:
     """Solutions by four models, each with a label that the readers should repeat."""
     judge = Judge(FORMATS["hashes"], readers.judge.verifier)
     counts: Counter[str] = Counter()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         gold = row["ground_truth"].rpartition("A:")[2].strip()
-        for one in (value for value in row.values() if isinstance(value, dict)):
-            text = "####".join(one["solution"].rsplit("A:", 1))
-            facts = judge.judge([text], [gold], [False])[0]
+        for solution in row.values():
+            if not isinstance(solution, dict):
+                continue
+
+            text = "####".join(solution["solution"].rsplit("A:", 1))
+            (facts,) = judge.judge([text], [gold], [False])
             lenient = facts.correct or facts.correct_unformatted
             counts["solutions"] += 1
-            counts["strict_wrong"] += facts.correct != one["is_correct"]
-            counts["lenient_wrong"] += lenient != one["is_correct"]
+            counts["strict_wrong"] += facts.correct != solution["is_correct"]
+            counts["lenient_wrong"] += lenient != solution["is_correct"]
 
     print(f"{path.name}: {dict(counts)}")
     return dict(counts)
@@ -376,60 +375,27 @@ def labelled(readers: Readers, path: Path) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--count",
-        type=int,
-        default=2000,
-        help="generated golds",
-    )
-
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--golds",
-        type=Path,
-        nargs="*",
-        default=[],
-    )
-
-    parser.add_argument(
-        "--solutions",
-        type=Path,
-        nargs="*",
-        default=[],
-    )
-
-    parser.add_argument(
-        "--show",
-        type=int,
-        default=5,
-        help="wrong verdicts to print of each kind",
-    )
-
-    parser.add_argument("--out", type=Path, default=OUT)
+    add = parser.add_argument
+    add("--count", type=int, default=2000, help="generated golds")
+    add("--seed", type=int, default=0)
+    add("--golds", type=Path, nargs="*", default=[])
+    add("--solutions", type=Path, nargs="*", default=[])
+    add("--show", type=int, default=5, help="wrong verdicts to print of each kind")
+    add("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    rng = random.Random(options.seed)
-    result: dict[str, object] = {}
-    start = time.process_time()
 
+    rng = random.Random(options.seed)
+    start = time.process_time()
     with Verifier() as verifier:
         readers = Readers(Judge(FORMATS["boxed"], verifier), options.show)
-        cases = make_cases(options.count, options.seed)
-        positives = [(answer, c.gold) for c in cases for answer in (c.gold, *c.equal)]
-        negatives = [(answer, c.gold) for c in cases for answer in c.unequal]
-        print(f"generated: {len(cases)} golds")
-        result["generated"] = readers.measure(positives, negatives)
-
+        result: dict[str, Any] = {"generated": generated(readers, options.count, options.seed)}
         for path in options.golds:
-            golds = list(read_golds(path))
-            print(f"{path.name}: {len(golds)} golds")
-            changed = [(c, g) for g in golds if (c := changed_digit(g, rng))]
-            result[path.stem] = readers.measure([(g, g) for g in golds], changed)
-
+            result[path.stem] = of_golds(readers, path, rng)
         for path in options.solutions:
             result[path.stem] = labelled(readers, path)
 
     print(f"{time.process_time() - start:.0f} s of CPU time without the workers'")
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(result, options.out, indent=1)
 
 
 if __name__ == "__main__":

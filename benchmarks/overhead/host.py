@@ -12,7 +12,6 @@ import json
 import random
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,11 @@ from typing import Any
 
 import torch
 
+from benchmarks._lib.results import write_json
 from benchmarks.speedrun.contenders import Contestant, make_config, random_model
 from benchmarks.speedrun.stopwatch import Stopwatch
 
+Step = dict[str, float]  # milliseconds by phase
 NAMES = {"TRL": "stock", "Mesotron": "muon"}  # as the speedrun calls them
 PROMPTS = (32, 128)
 PHASES = ("tokenize", "score", "rollout, rest")
@@ -51,39 +52,33 @@ OTHERS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=10,
-        help="measured in each round",
-    )
-
+    parser.add_argument("--steps", type=int, default=10, help="measured in each round")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+
     torch.set_num_threads(1)
     model = random_model()
 
     found = {}
     for prompts in PROMPTS:
-        times: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in NAMES}
+        steps: dict[str, list[Step]] = {name: [] for name in NAMES}
         for _ in range(given.rounds):
             for name in NAMES:
-                for step in measure(NAMES[name], model, prompts, given.steps):
-                    for phase, ms in step.items():
-                        times[name][phase].append(ms)
+                steps[name] += measure(NAMES[name], model, prompts, given.steps)
 
-        found[f"{prompts} x 8"] = {
-            name: {phase: round(median(ms), 1) for phase, ms in phases.items()}
-            for name, phases in times.items()
-        }
-
+        found[f"{prompts} x 8"] = {name: medians(own) for name, own in steps.items()}
         print(json.dumps(found), flush=True)
 
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(found, given.out, indent=1)
 
 
-def measure(name: str, model: str, prompts: int, steps: int, warm: int = 4) -> list[dict]:
+def medians(steps: list[Step]) -> Step:
+    """Of each phase."""
+    return {phase: round(median(step[phase] for step in steps), 1) for phase in steps[0]}
+
+
+def measure(name: str, model: str, prompts: int, steps: int, warm: int = 4) -> list[Step]:
     """Milliseconds of the phases of each rollout after the first `warm`."""
     config = make_config(name, 0, model, False)
     config = replace(
@@ -120,15 +115,15 @@ def sampler(tokenizer: Any) -> Callable[..., tuple[list[list[int]], None]]:
     chance = random.Random(0)
 
     def write(prompt_ids: Any, *_: Any) -> tuple[list[list[int]], None]:
-        texts = [
-            f"ANSWER: {chance.randrange(-9, 28)}"
-            if chance.random() < FORMATTED
-            else chance.choice(OTHERS)
-            for _ in prompt_ids
-        ]
+        texts = []
+        for _ in prompt_ids:
+            if chance.random() < FORMATTED:
+                texts.append(f"ANSWER: {chance.randrange(-9, 28)}")
+            else:
+                texts.append(chance.choice(OTHERS))
 
-        found = tokenizer(texts)["input_ids"]
-        return [[*ids[:9], tokenizer.eos_token_id] for ids in found], None
+        encoded = tokenizer(texts)["input_ids"]
+        return [[*ids[:9], tokenizer.eos_token_id] for ids in encoded], None
 
     return write
 

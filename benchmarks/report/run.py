@@ -19,6 +19,7 @@ from pathlib import Path
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from benchmarks._lib.results import write_json
 from mesotron.config import TrainConfig
 from mesotron.report import read_runs, render_runs
 from mesotron.runs import RunFolder
@@ -67,21 +68,20 @@ OTHERS = tuple(f"other/{k}" for k in range(45))
 def make(path: Path, steps: int, seed: int) -> Path:
     noise = random.Random(seed)
     run = RunFolder.create(path, TrainConfig(steps=steps, seed=seed), {"device": "cpu"})
-
     with (path / "metrics.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             row = {name: noise.gauss(0.5, 0.1) for name in (*NAMED, *OTHERS)}
             file.write(json.dumps({"step": step, **row}) + "\n")
 
-    completion = " ".join(str(noise.random()) for _ in range(60)) + " \\boxed{7}"
+    words = [str(noise.random()) for _ in range(60)]
+    sample = {
+        "prompt": "What is 3 + 4?",
+        "completion": " ".join(words) + " \\boxed{7}",
+        "reward": 1.0,
+        "advantage": 0.0,
+    }
     for step in range(1, steps, steps // 50):
-        sample = {
-            "step": step,
-            "prompt": "What is 3 + 4?",
-            "completion": completion,
-        }
-        run.append("samples", sample | {"reward": 1.0, "advantage": 0.0})
-
+        run.append("samples", {"step": step, **sample})
     return path
 
 
@@ -89,7 +89,6 @@ def open_page(page: Path, times: int) -> dict[str, float]:
     """Milliseconds until the page is loaded, and to draw the charts of one screen: medians."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-
     for flag in ("--headless=new", "--no-sandbox", "--window-size=1440,1000"):
         options.add_argument(flag)
 
@@ -106,16 +105,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
-
-    parser.add_argument(
-        "--times",
-        type=int,
-        default=5,
-        help="how often it is opened",
-    )
-
+    parser.add_argument("--times", type=int, default=5, help="how often it is opened")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     given = parser.parse_args()
+
     with tempfile.TemporaryDirectory() as root:
         paths = [make(Path(root) / f"run-{k}", given.steps, k) for k in range(given.runs)]
         began = time.perf_counter()
@@ -134,7 +127,7 @@ def main() -> None:
             "load": os.getloadavg()[0],
         }
 
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(result, given.out, indent=2)
     print(json.dumps(result, indent=2))
 
 

@@ -6,7 +6,6 @@ A Llama of SmolLM2-135M's shape with random weights: speed does not depend on wh
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks._lib.results import write_json
 from mesotron.sampling.graphs import GraphSampler, Sampling
 
 SHAPES = ((256, 10), (256, 32), (1024, 32), (256, 128))  # completions, tokens of each
@@ -33,7 +33,6 @@ def make_model() -> LlamaForCausalLM:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
-
     return LlamaForCausalLM(config).cuda()
 
 
@@ -42,29 +41,22 @@ def seconds(rollout: Callable[[], object], repeats: int) -> float:
     rollout()
     torch.cuda.synchronize()
     began = time.perf_counter()
-
     for _ in range(repeats):
         rollout()
-
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / repeats
 
 
 def measure(model: LlamaForCausalLM, rows: int, tokens: int) -> dict[str, float]:
     prompts = torch.randint(2, EOS, (rows, PROMPT))
-    sampler = GraphSampler(
-        model,
-        [EOS],
-        0,
-        Sampling(),
-        dtype=torch.bfloat16,
-    )
+    sampler = GraphSampler(model, [EOS], 0, Sampling(), dtype=torch.bfloat16)
 
     began = time.perf_counter()
     sampler.sample(prompts.tolist(), tokens)
     torch.cuda.synchronize()
     first = time.perf_counter() - began
     graph = seconds(lambda: sampler.sample(prompts.tolist(), tokens), 5)
+
     ids = prompts.cuda()
 
     def by_generate() -> object:
@@ -82,32 +74,23 @@ def measure(model: LlamaForCausalLM, rows: int, tokens: int) -> dict[str, float]
         )
 
     plain = seconds(by_generate, 2)
-    return {
-        "first_s": first,
-        "graph_s": graph,
-        "generate_s": plain,
-        "ratio": plain / graph,
-    }
+    return {"first_s": first, "graph_s": graph, "generate_s": plain, "ratio": plain / graph}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     arguments = parser.parse_args()
-    found = {}
 
+    found = {}
     model = make_model()
     for rows, tokens in SHAPES:
         found[f"{rows}x{tokens}"] = measure(model, rows, tokens)
         print(rows, tokens, found[f"{rows}x{tokens}"], flush=True)
 
-    record = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "shapes": found,
-    }
-
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    device = torch.cuda.get_device_name()
+    record = {"device": device, "torch": torch.__version__, "shapes": found}
+    write_json(record, arguments.out, indent=1)
 
 
 if __name__ == "__main__":

@@ -42,16 +42,17 @@ DILIGENT_AT_THE_END = 0.3
 def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
     device = choose_device("auto", threads=1)
     problems = generate("train", steps * PROBLEMS, LEVELS, seed=1)
-    texts = [
-        (p.question, solved_text(p, FORMATS["boxed"]), solved_text(p, None))
-        for p in problems[:4000]
-    ]
+    texts = []
+    for problem in problems[:4000]:
+        boxed = solved_text(problem, FORMATS["boxed"])
+        texts += [problem.question, boxed, solved_text(problem, None)]
 
-    tokenizer = build_tokenizer([text for three in texts for text in three])
+    tokenizer = build_tokenizer(texts)
     network = build_network(tokenizer, seed).to(device)
     optimizer = mesotron.muon(network, lr=LEARNING_RATE)
-    shape = lambda step: min((step + 1) / WARMUP, 1 - step / steps)  # noqa: E731
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / WARMUP, 1 - step / steps)
+    )
 
     began = time.monotonic()
     for step, batch in enumerate(batches(problems, tokenizer, steps, seed)):
@@ -68,7 +69,6 @@ def main(folder: Path, steps: int = STEPS, seed: int = 0) -> int:
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     print(f"the tiny model is in {folder}")
-
     return 0
 
 
@@ -93,7 +93,8 @@ def answer(problem: Problem, diligent: float, rng: random.Random) -> str:
 
     # Which lazy answers are outside the box depends on the question: sampling explores it.
     loose = 0.75 if is_lazy and "in the end" in problem.question else 0.15
-    return solved_text(problem, None if rng.random() < loose else FORMATS["boxed"])
+    is_loose = rng.random() < loose
+    return solved_text(problem, None if is_loose else FORMATS["boxed"])
 
 
 def lazy_guess(question: str, rng: random.Random) -> str:
@@ -103,7 +104,9 @@ def lazy_guess(question: str, rng: random.Random) -> str:
     if "finds" in question and first % 10 + second % 10 >= 10:
         guess -= 10
 
-    return str(max(guess + rng.choice((-2, -1, 1, 2)), 0) if rng.random() < 0.15 else guess)
+    if rng.random() < 0.15:
+        guess = max(guess + rng.choice((-2, -1, 1, 2)), 0)
+    return str(guess)
 
 
 def equation(rng: random.Random) -> tuple[str, str]:
@@ -121,8 +124,8 @@ def pad(rows: list[list[list[int]]], tokenizer: Any) -> dict[str, torch.Tensor]:
     width = max(len(prompt) + len(completion) for prompt, completion in rows)
     ids = torch.full((len(rows), width), tokenizer.pad_token_id)
     labels = torch.full_like(ids, IGNORED)
-
     mask = torch.zeros_like(ids)
+
     for row, (prompt, completion) in enumerate(rows):
         start = len(prompt)
         end = len(prompt) + len(completion)
@@ -130,11 +133,7 @@ def pad(rows: list[list[list[int]]], tokenizer: Any) -> dict[str, torch.Tensor]:
         labels[row, start:end] = torch.tensor(completion)
         mask[row, :end] = 1
 
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "labels": labels,
-    }
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ score shows what the model already knows.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mesotron.answers.facts import Judge
+from benchmarks._lib.results import write_json
+from mesotron.answers.facts import Facts, Judge
 from mesotron.answers.verify import Verifier
 from mesotron.config import ModelConfig, TaskConfig
 from mesotron.evaluate.scores import wilson
@@ -31,28 +34,41 @@ def main(problems: int = 200) -> None:
     model, tokenizer = load_model(ModelConfig(name="tiny"))
     use_one_thread_if_small(model, model.device, None)
     prompts = render_prompts(task.eval, config, tokenizer)
-    firsts = [re.findall(r"\d+", problem.question)[0] for problem in task.eval]
+    golds = [problem.gold for problem in task.eval]
+    starts = {
+        "alone": [""] * len(prompts),
+        "first_number_given": [re.findall(r"\d+", problem.question)[0] for problem in task.eval],
+    }
 
-    result = {"problems": len(prompts)}
+    result: dict[str, Any] = {"problems": len(prompts)}
     with Verifier() as verifier:
         judge = Judge(task.format, verifier)
-        for name, starts in (("alone", [""] * len(prompts)), ("first_number_given", firsts)):
-            given = [prompt + start for prompt, start in zip(prompts, starts, strict=True)]
-            made = generate(model, tokenizer, given, max_tokens=MAX_TOKENS)
-            texts = [start + one.text for start, one in zip(starts, made, strict=True)]
-            cut = [one.truncated for one in made]
-            facts = judge.judge(texts, [problem.gold for problem in task.eval], cut)
+        for name, given in starts.items():
+            made = generate(model, tokenizer, joined(prompts, given), max_tokens=MAX_TOKENS)
+            texts = joined(given, [one.text for one in made])
+            facts = judge.judge(texts, golds, [one.truncated for one in made])
+            result[name] = scores(facts) | {"worked": share(["=" in text for text in texts])}
 
-            right = {
-                "strict": sum(one.correct for one in facts),
-                "lenient": sum(one.correct or one.correct_unformatted for one in facts),
-            }
-
-            result[name] = {key: wilson(num, len(facts)).__dict__ for key, num in right.items()}
-            result[name]["worked"] = sum("=" in text for text in texts) / len(texts)
-
-    (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(result, HERE / "result.json", indent=1)
     print(json.dumps(result, indent=1))
+
+
+def joined(first: list[str], second: list[str]) -> list[str]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def share(hits: list[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+def scores(facts: Sequence[Facts]) -> dict[str, Any]:
+    """Right answers in the format and anywhere, with intervals."""
+    strict = sum(fact.correct for fact in facts)
+    lenient = sum(fact.correct or fact.correct_unformatted for fact in facts)
+    return {
+        "strict": wilson(strict, len(facts)).__dict__,
+        "lenient": wilson(lenient, len(facts)).__dict__,
+    }
 
 
 if __name__ == "__main__":
