@@ -42,13 +42,13 @@ def seconds(step: Step, device: torch.device) -> float:
         step()
         return clock() - start
 
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
     first.record()
     step()
     last.record()
     torch.cuda.synchronize(device)
-
     return first.elapsed_time(last) / 1e3
 
 
@@ -79,18 +79,8 @@ def bare_products(shapes: list[Projection], dtype: torch.dtype, device: torch.de
     work: list[tuple[Tensor, ...]] = []
     for (m, n), count in Counter(shape.wide for shape in shapes).items():
         X = torch.randn(count, m, n, device=device).div_(n**0.5).to(dtype)
-        A, S = (
-            torch.empty(
-                count,
-                m,
-                m,
-                device=device,
-                dtype=dtype,
-            )
-            for _ in range(2)
-        )
-
-        work.append((X, A, S, torch.empty_like(X)))
+        A = torch.empty(count, m, m, device=device, dtype=dtype)
+        work.append((X, A, torch.empty_like(A), torch.empty_like(X)))
 
     def run() -> None:
         for X, A, S, Y in work:
@@ -106,7 +96,8 @@ def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of one large product, the best median of two sizes."""
     best = 0.0
     for size in (4096, 8192) if device.type == "cuda" else (512, 1024):
-        X, Y = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        X = torch.randn(size, size, device=device).to(dtype)
+        Y = torch.randn(size, size, device=device).to(dtype)
         product = partial(torch.mm, X, Y, out=torch.empty_like(X))
         times = [seconds(product, device) for _ in range(9)]
         best = max(best, 2 * size**3 / median(times[2:]))
@@ -116,8 +107,13 @@ def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
 
 def state_bytes(*optimizers: torch.optim.Optimizer) -> int:
     """Bytes of all tensors in the optimizers' state."""
-    values = [v for o in optimizers for s in o.state.values() for v in s.values()]
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
+    total = 0
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    total += value.numel() * value.element_size()
+    return total
 
 
 def peak_extra_bytes(step: Step, device: torch.device) -> int:
@@ -208,10 +204,15 @@ def statistics_share(
     """
     measure = _difference if device.type == "cuda" else _inside
     sums = filter_sums(shapes, device)
-    pairs = [(*measure(step, device), seconds(sums, device)) for _ in range(repeats)]
-    whole, collectors, reductions = (median(column) for column in zip(*pairs, strict=True))
-
-    return (collectors + reductions) / whole
+    wholes = []
+    collectors = []
+    reductions = []
+    for _ in range(repeats):
+        whole, collected = measure(step, device)
+        wholes.append(whole)
+        collectors.append(collected)
+        reductions.append(seconds(sums, device))
+    return (median(collectors) + median(reductions)) / median(wholes)
 
 
 def _inside(step: Step, device: torch.device) -> tuple[float, float]:

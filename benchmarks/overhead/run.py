@@ -8,7 +8,6 @@ processor time, the optimizer's own work apart.
 """
 
 import argparse
-import json
 import logging
 import tempfile
 import time
@@ -20,6 +19,8 @@ import trl
 from transformers import TrainerCallback
 
 import mesotron
+from benchmarks._lib.plain_trl import plain_reward
+from benchmarks._lib.results import write_json
 from mesotron.answers.facts import Judge
 from mesotron.answers.verify import Verifier
 from mesotron.config import OptimConfig
@@ -69,17 +70,14 @@ def main() -> None:
             for name in times:
                 times[name] += train(name, given.steps, verifier)[1:]  # the first one warms up
 
-    ratio = median(times["mesotron"]) / median(times["trl"])
-    paired = [b / a for a, b in zip(times["trl"], times["mesotron"], strict=True)]
-    result = {
-        "ratio_of_medians": ratio,
-        "median_of_ratios": median(paired),
-        "seconds": times,
+    pairs = zip(times["mesotron"], times["trl"], strict=True)
+    ratios = {
+        "ratio_of_medians": median(times["mesotron"]) / median(times["trl"]),
+        "median_of_ratios": median(ours / stock for ours, stock in pairs),
     }
-
-    print({key: value for key, value in result.items() if key != "seconds"})
+    print(ratios)
     if given.out:
-        given.out.write_text(json.dumps(result, indent=1))
+        write_json(ratios | {"seconds": times}, given.out, indent=1)
 
 
 def train(name: str, steps: int, verifier: Verifier) -> list[float]:
@@ -113,13 +111,12 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
             "callbacks": [clock],
         }
 
-        ours = as_reward_function(reward)
         if name == "trl":
-            trainer = trl.GRPOTrainer(reward_funcs=plain(reward, tokenizer), **parts)
+            trainer = trl.GRPOTrainer(reward_funcs=plain_reward(reward, tokenizer), **parts)
         else:
-            trainer = mesotron.GRPOTrainer(
-                reward_funcs=ours, optim=optim, objective=config.objective, judge=judge, **parts
-            )
+            own = {"optim": optim, "objective": config.objective, "judge": judge}
+            ours = as_reward_function(reward)
+            trainer = mesotron.GRPOTrainer(reward_funcs=ours, **own, **parts)
             run = RunFolder.create(Path(folder) / "run", config, describe_environment("cpu", 0))
             trainer.add_callback(RunLog(run, LiveView(steps, {}), trainer))
             trainer.add_callback(mesotron.Watch(guard="warn", run=run.path))
@@ -127,17 +124,6 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
         trainer.train()
 
     return clock.steps
-
-
-def plain(reward, tokenizer):
-    """The same reward as a plain TRL function: it judges, which any such reward must."""
-
-    def two_part(completions, completion_ids, gold, **_):
-        texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
-        cut = [ids[-1] != tokenizer.eos_token_id for ids in completion_ids]
-        return reward(texts, completion_ids, gold, cut)
-
-    return two_part
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks._lib.random_model import random_model
+
 CHAT_END = "<|im_end|>"
 
 
@@ -35,36 +37,6 @@ def name_tokens(folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     if tokenizer.eos_token is None or tokenizer.pad_token is None:
-        tokenizer.eos_token = tokenizer.pad_token = CHAT_END
+        tokenizer.eos_token = CHAT_END
+        tokenizer.pad_token = CHAT_END
         tokenizer.save_pretrained(folder)
-
-
-def random_model(folder: Path) -> Path:
-    """Two layers of Llama with grouped heads."""
-    if (folder / "config.json").exists():
-        return folder
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from mesotron.config import ModelConfig
-    from mesotron.models.load import load_model
-
-    _, tokenizer = load_model(ModelConfig(name="tiny"))
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-    return folder

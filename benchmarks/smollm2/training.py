@@ -18,6 +18,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
+from benchmarks._lib.plain_trl import plain_reward
 from benchmarks._lib.rows import values
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.answers.verify import Verifier
@@ -171,13 +172,6 @@ def build_stock(
     """Plain TRL with its own AdamW, loss and sampling; the reward is ours."""
     config = parts.config
     rollout = config.rollout
-    ends = (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
-
-    def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
-        texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
-        cut = [not ids or ids[-1] not in ends for ids in completion_ids]
-        return parts.reward(texts, completion_ids, gold, cut)
-
     args = GRPOConfig(
         output_dir=str(run.checkpoints),
         max_steps=config.steps,
@@ -198,6 +192,7 @@ def build_stock(
     )
 
     rows = make_rows(parts.task, config.task, parts.tokenizer)
+    reward = plain_reward(parts.reward, parts.tokenizer)
     trainer = GRPOTrainer(
         parts.model, reward, args, train_dataset=rows, processing_class=parts.tokenizer
     )

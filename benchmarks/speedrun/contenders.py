@@ -14,10 +14,12 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks._lib.plain_trl import plain_reward
+from benchmarks._lib.random_model import random_model
 from benchmarks.speedrun.entries import NAMES, RECIPE
 from mesotron.answers.verify import Verifier
 from mesotron.compare.change import change
-from mesotron.config import ModelConfig, TrainConfig
+from mesotron.config import TrainConfig
 from mesotron.evaluate.evaluate import evaluate
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.callbacks import WATCHED, RunLog
@@ -59,7 +61,8 @@ def make_config(
         }
 
     if small or model is not None:
-        changes["model.name"] = model or random_model()
+        folder = Path(tempfile.gettempdir()) / "speedrun-model"
+        changes["model.name"] = model or str(random_model(folder, "smollm2"))
 
     # Constant rates, since the number of steps is unknown; a contender with a decaying rate names
     # its steps and loses if they do not suffice.
@@ -143,12 +146,6 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
     rollout = config.rollout
     rows_of_step = rollout.prompts * rollout.generations
     micro = rollout.micro_batch or rows_of_step
-    ends = (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
-
-    def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
-        texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
-        cut = [not ids or ids[-1] not in ends for ids in completion_ids]
-        return parts.reward(texts, completion_ids, gold, cut)
 
     vllm_options = {
         "vllm_gpu_memory_utilization": VLLM_SHARE,
@@ -179,7 +176,7 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
     rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(
         model=parts.model,
-        reward_funcs=reward,
+        reward_funcs=plain_reward(parts.reward, parts.tokenizer),
         args=args,
         train_dataset=Dataset.from_dict(rows.to_dict()),  # whose rows are read one by one
         processing_class=parts.tokenizer,
@@ -187,31 +184,3 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> A
 
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def random_model() -> str:
-    """The folder of a Llama of two layers with SmolLM2's tokenizer and random weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from mesotron.models.load import load_model
-
-    _, tokenizer = load_model(ModelConfig(name="smollm2", dtype="float32"))
-    torch.manual_seed(0)
-
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-
-    folder = tempfile.mkdtemp(prefix="speedrun-model-")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-    return folder

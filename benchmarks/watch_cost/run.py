@@ -9,13 +9,13 @@ time. Judging facts is the reward's own work; the rest of the step is the traine
 """
 
 import argparse
-import json
 import platform
 import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ import torch
 from transformers import TrainerCallback
 
 import mesotron
+from benchmarks._lib.results import write_json
 from mesotron.answers.verify import Verifier
 from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
@@ -40,11 +41,7 @@ from mesotron.watch.engine import is_number
 # name -> rollouts; the default recipe's, and four times as many completions.
 SIZES = {
     "default": make_recipe("arith").rollout,
-    "more": RolloutConfig(
-        prompts=32,
-        generations=16,
-        max_tokens=32,
-    ),
+    "more": RolloutConfig(prompts=32, generations=16, max_tokens=32),
 }
 # Functions that are called only for the watch, by the module of the caller.
 PROBES: tuple[tuple[Any, str], ...] = (
@@ -55,12 +52,15 @@ PROBES: tuple[tuple[Any, str], ...] = (
 )
 
 
+Step = dict[str, float]  # processor seconds by name
+
+
 class Timer:
     """Processor seconds by name, of one step at a time."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = defaultdict(float)
-        self.steps: list[dict[str, float]] = []
+        self.steps: list[Step] = []
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""
@@ -108,57 +108,58 @@ class OldWatch(mesotron.Watch):
         super().on_log(args, state, control, logs, **rest)
 
 
-def measure(rollout: RolloutConfig, steps: int, snr_every: int, verifier: Verifier) -> list[dict]:
+def measure(rollout: RolloutConfig, steps: int, snr_every: int, verifier: Verifier) -> list[Step]:
     """The timed steps of a run; the first one warms up and is left out."""
     config: TrainConfig = replace(make_recipe("arith"), rollout=rollout, steps=steps)
     timer = Timer()
+    with timed_probes(timer), tempfile.TemporaryDirectory() as folder:
+        run = RunFolder.create(Path(folder) / "run", config, {})
+        trainer = build_trainer(load(config, verifier), run)
+        watch = OldWatch("warn", run.path)
+        watch.on_log = timer.around("watch", watch.on_log)
+        trainer.add_callback(watch)
 
+        if snr_every:
+            probe = SnrProbe(snr_every, trainer)
+            probe.on_pre_optimizer_step = timer.around("snr", probe.on_pre_optimizer_step)
+            trainer.callback_handler.callbacks.insert(0, probe)
+
+        trainer.add_callback(StepClock(timer))
+        trainer.train()
+    return timer.steps[1:]
+
+
+@contextmanager
+def timed_probes(timer: Timer) -> Iterator[None]:
+    """Inside, the functions that are called only for the watch are timed."""
     kept = [(module, name, getattr(module, name)) for module, name in PROBES]
-    for module, name, function in kept:
-        setattr(module, name, timer.around("probes", function))
-
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            run = RunFolder.create(Path(folder) / "run", config, {})
-            trainer = build_trainer(load(config, verifier), run)
-            watch = OldWatch("warn", run.path)
-            watch.on_log = timer.around("watch", watch.on_log)
-            trainer.add_callback(watch)
-
-            if snr_every:
-                probe = SnrProbe(snr_every, trainer)
-                probe.on_pre_optimizer_step = timer.around("snr", probe.on_pre_optimizer_step)
-                trainer.callback_handler.callbacks.insert(0, probe)
-
-            trainer.add_callback(StepClock(timer))
-            trainer.train()
+        for module, name, function in kept:
+            setattr(module, name, timer.around("probes", function))
+        yield
     finally:
         for module, name, function in kept:
             setattr(module, name, function)
 
-    return timer.steps[1:]
 
-
-def shares(steps: list[dict]) -> dict[str, float]:
+def shares(steps: list[Step]) -> dict[str, float]:
     """Medians over steps: the watching as a share of the step without SNR, and milliseconds."""
-    found = []
-    for step in steps:
-        plain = step["step"] - step.get("snr", 0.0)
-        watching = step.get("probes", 0.0) + step.get("watch", 0.0)
-        found.append((watching / plain, plain, step.get("probes", 0.0), step.get("watch", 0.0)))
-
-    share, plain, probes, watch = (median(column) for column in zip(*found, strict=True))
-    out = {
-        "share": share,
-        "step_ms": plain * 1e3,
-        "probes_ms": probes * 1e3,
-        "watch_ms": watch * 1e3,
+    plain = [step["step"] - step.get("snr", 0.0) for step in steps]
+    probes = [step.get("probes", 0.0) for step in steps]
+    watch = [step.get("watch", 0.0) for step in steps]
+    columns = zip(plain, probes, watch, strict=True)
+    found = {
+        "share": median((probed + watched) / whole for whole, probed, watched in columns),
+        "step_ms": median(plain) * 1e3,
+        "probes_ms": median(probes) * 1e3,
+        "watch_ms": median(watch) * 1e3,
     }
 
-    snr = [
-        step["snr"] / (step["step"] - step["snr"]) for step in steps if step.get("snr", 0) > 1e-4
-    ]
-    return out | ({"snr_share_of_its_step": median(snr)} if snr else {})
+    with_snr = [step for step in steps if step.get("snr", 0.0) > 1e-4]
+    if with_snr:
+        ratios = [step["snr"] / (step["step"] - step["snr"]) for step in with_snr]
+        found["snr_share_of_its_step"] = median(ratios)
+    return found
 
 
 def main() -> None:
@@ -167,24 +168,21 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+
     torch.set_num_threads(1)
     quiet_libraries()
-
-    result: dict[str, Any] = {
-        "machine": f"{platform.machine()}, one thread, processor time",
-        "torch": torch.__version__,
-        "sizes": {},
-    }
+    sizes: dict[str, Any] = {}
+    machine = f"{platform.machine()}, one thread, processor time"
+    result = {"machine": machine, "torch": torch.__version__, "sizes": sizes}
     with Verifier() as verifier:
         for name in given.sizes:
             steps = measure(SIZES[name], given.steps, 2, verifier)
-            result["sizes"][name] = shares(steps) | {"steps": steps}
-            print(
-                name, {k: v for k, v in result["sizes"][name].items() if k != "steps"}, flush=True
-            )
+            found = shares(steps)
+            print(name, found, flush=True)
 
+            sizes[name] = found | {"steps": steps}
             if given.out:
-                given.out.write_text(json.dumps(result, indent=1))
+                write_json(result, given.out, indent=1)
 
 
 if __name__ == "__main__":
