@@ -132,25 +132,29 @@ def measure(names: list[str], device: torch.device) -> list[dict[str, Any]]:
             if peer.half and dtype != torch.bfloat16 and m > EMULATED_LIMIT:
                 continue
 
-            pairs = [_errors(peer, make_gradient(kind, m, n).to(device), dtype) for kind in KINDS]
-            worst, plain = (max(column) for column in zip(*pairs, strict=True))
-            rows.append(
-                {
-                    "optimizer": name,
-                    "shape": [m, n],
-                    "error": worst,
-                    "plain_error": plain,
-                }
-            )
-
+            rows.append({"optimizer": name, "shape": [m, n], **worst_errors(peer, m, n, device)})
     return rows
+
+
+def worst_errors(peer: Peer, m: int, n: int, device: torch.device) -> dict[str, float]:
+    """Of a shape, over the kinds of gradient."""
+    errors = []
+    plain_errors = []
+    for kind in KINDS:
+        G = make_gradient(kind, m, n).to(device)
+        error, plain = _errors(peer, G, filter_dtype(device))
+        errors.append(error)
+        plain_errors.append(plain)
+    return {"error": max(errors), "plain_error": max(plain_errors)}
 
 
 def _errors(peer: Peer, G: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     assert peer.filter is not None
     exact = exact_update(G, peer.filter)
-    ours = peer.package is None and not peer.half
-    scale = 1 / (LR * step_scale("rms", G.shape[0], G.shape[1])) if ours else None
-    plain = plain_update(G, peer.filter, dtype).double()
+    scale = None
+    if peer.package is None and not peer.half:  # ours
+        scale = 1 / (LR * step_scale("rms", G.shape[0], G.shape[1]))
 
-    return relative_error(peer_update(peer, G), exact, scale), relative_error(plain, exact, 1.0)
+    error = relative_error(peer_update(peer, G), exact, scale)
+    plain = plain_update(G, peer.filter, dtype).double()
+    return error, relative_error(plain, exact, 1.0)

@@ -71,13 +71,7 @@ def update(runner: Runner, config: SnakeConfig) -> tuple[Runner, dict[str, Array
     """Play, estimate, learn."""
     params, opt_state, env, observation, key = runner
     key, play_key, learn_key = jax.random.split(key, 3)
-    env, observation, memory = rollout(
-        params,
-        env,
-        observation,
-        play_key,
-        config,
-    )
+    env, observation, memory = rollout(params, env, observation, play_key, config)
 
     _, last_value = apply_policy(params, observation, config)
     advantages = estimate(memory, last_value, config)
@@ -90,7 +84,6 @@ def update(runner: Runner, config: SnakeConfig) -> tuple[Runner, dict[str, Array
         parts = jax.tree.map(
             lambda x: x.reshape(config.num_minibatches, -1, *x.shape[1:]), shuffled
         )
-
         return jax.lax.scan(lambda c, part: minibatch(c, part, config), carry, parts)
 
     keys = jax.random.split(learn_key, config.update_epochs)
@@ -112,20 +105,14 @@ def rollout(
         env, step = step_games(env, action)
         done = step.terminated | step.truncated
 
-        info = {
-            "done": done,
-            "fruit": step.fruit,
-            "length": step.length,
-        }
-
         memory = Memory(
-            seen,
-            action,
-            pick(logits, action),
-            value,
-            step.reward,
-            done,
-            info,
+            observation=seen,
+            action=action,
+            log_prob=pick(logits, action),
+            value=value,
+            reward=step.reward,
+            done=done,
+            info={"done": done, "fruit": step.fruit, "length": step.length},
         )
         return (env, step.observation), memory
 
@@ -139,7 +126,8 @@ def estimate(memory: Memory, last_value: Array, config: SnakeConfig) -> Array:
     """Generalised advantages, [S, N]."""
 
     def back(carry: tuple[Array, Array], now: tuple) -> tuple[tuple[Array, Array], Array]:
-        (advantage, following), (reward, value, done) = carry, now
+        advantage, following = carry
+        reward, value, done = now
         goes_on = 1.0 - done
         delta = reward + config.gamma * following * goes_on - value
         advantage = delta + config.gamma * config.gae_lambda * goes_on * advantage
@@ -168,14 +156,15 @@ def loss_of(params: Any, part: tuple[Memory, Array, Array], config: SnakeConfig)
     """Clipped policy loss, squared value error, entropy bonus."""
     memory, advantages, targets = part
     logits, value = apply_policy(params, memory.observation, config)
+
     ratio = jnp.exp(pick(logits, memory.action) - memory.log_prob)
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     clipped = jnp.clip(ratio, 1 - config.clip_eps, 1 + config.clip_eps)
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     policy = -jnp.minimum(ratio * advantages, clipped * advantages).mean()
+
     probability = jax.nn.softmax(logits)
     entropy = -(probability * jax.nn.log_softmax(logits)).sum(-1).mean()
     error = 0.5 * jnp.square(value - targets).mean()
-
     return policy + config.vf_coef * error - config.ent_coef * entropy
 
 

@@ -41,7 +41,10 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
@@ -50,15 +53,18 @@ class Block(nn.Module):
         """[B, T, d] -> [B, T, d]; X looks at itself, or at `tokens`."""
         Y = self.attention_norm(X)
         seen = Y if tokens is None else self.attention_norm(tokens)
-        heads = [
-            layer(Z).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer, Z in ((self.query, Y), (self.key, seen), (self.value, seen))
-        ]
+        query = self.heads(self.query(Y))
+        key = self.heads(self.key(seen))
+        value = self.heads(self.value(seen))
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        X = X + self.out(mixed.transpose(1, 2).flatten(2))
 
-        Y = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        X = X + self.out(Y)
+        hidden = F.gelu(self.up(self.mlp_norm(X)), approximate="tanh")
+        return X + self.down(hidden)
 
-        return X + self.down(F.gelu(self.up(self.mlp_norm(X)), approximate="tanh"))
+    def heads(self, X: Tensor) -> Tensor:
+        """[B, T, d] -> [B, heads, T, d / heads]."""
+        return X.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class SnakeNetwork(nn.Module):

@@ -14,13 +14,14 @@ from transformers import TrainerCallback
 
 from benchmarks.speedrun.children import Row
 from benchmarks.speedrun.contenders import Contestant, make_config
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 
 # Phase -> where the method lives under the trainer. What is called inside another is not counted
 # there.
 PHASES = {
     "tokenize": "_tokenize_prompts",
     "sample": "_generate_single_turn",
-    "score": "_calculate_rewards",
+    "score": "_calculate_rewards",  # ours has `_score`
     "rollout, rest": "_generate_and_score_completions",
     "forward": "_get_per_token_logps_and_entropies",
     "loss, rest": "_compute_loss",
@@ -67,6 +68,8 @@ class Stopwatch:
             owner = trainer
             for step in where:
                 owner = getattr(owner, step)
+            if phase == "score" and isinstance(trainer, GRPOTrainer):
+                name = "_score"
 
             self.wrapped.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, self.around(phase, getattr(owner, name)))
