@@ -263,7 +263,11 @@ def show_help(
     """Print the help of a command; flags beside --help change the defaults that it shows."""
     default = find_default(config_type, args, prog, presets)
     if "--help-all" in args or not issubclass(config_type, LanguageRunConfig):
-        about = f"{config_type.__doc__}\n\n{presets.describe()}" if presets else None
+        if presets:
+            about = f"{config_type.__doc__}\n\n{presets.describe()}"
+        else:
+            about = None
+
         run_tyro(config_type, ["--help"], prog, default, about)
 
     print(common_help(config_type, prog, default or config_type(), presets))
@@ -339,7 +343,11 @@ def read_config(
     if table:
         default = from_plain(config_type, table, str(given.config), base)
 
-    made = given if default is None else run_tyro(config_type, list(words), prog, default)
+    if default is None:
+        made = given
+    else:
+        made = run_tyro(config_type, list(words), prog, default)
+
     made = make(config_type, made)
 
     is_resumed = getattr(given, "resume", None) is not None
@@ -388,7 +396,12 @@ def base_of(
 
 def gives_own_data(given: config.TaskConfig, table: Mapping[str, Any]) -> bool:
     task = table.get("task", {})
-    name = given.name if given.name != config.TaskConfig.name else task.get("name", given.name)
+
+    if given.name != config.TaskConfig.name:
+        name = given.name
+    else:
+        name = task.get("name", given.name)
+
     data = given.data or task.get("data", ())
     return config.TaskConfig(name=name, data=data).has_own_data
 
@@ -396,7 +409,11 @@ def gives_own_data(given: config.TaskConfig, table: Mapping[str, Any]) -> bool:
 def chosen_settings(config_type: Any, words: Words, table: Mapping[str, Any]) -> set[str]:
     """Dotted names of what the command line or the TOML file sets."""
     flags = flags_of(config_type)
-    chosen = {flags[flag].path for flag in words.typed if flag in flags}
+    chosen = set()
+    for flag in words.typed:
+        if flag in flags:
+            chosen.add(flags[flag].path)
+
     for section, values in table.items():
         if isinstance(values, Mapping):
             chosen |= {f"{section}.{name}" for name in values}
@@ -425,7 +442,10 @@ def with_own_code(
     if own:
         search_working_folder()
 
-    return replace(made, trust=True) if saved and own.issuperset(saved) else made
+    if saved and own.issuperset(saved):
+        return replace(made, trust=True)
+
+    return made
 
 
 # tyro

@@ -84,7 +84,10 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
 
     answer, stop = _value(text, first, line_end)
     if answer:
-        return answer if complete or stop < len(text) else None
+        if complete or stop < len(text):
+            return answer
+
+        return None
 
     number = _NUMBER.search(text, first, line_end)
     formula = _first_formula(text, first, line_end, before=number)
@@ -92,12 +95,18 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
         return formula
 
     if number:
-        return number[0] if complete or number.end() < len(text) else None
+        if complete or number.end() < len(text):
+            return number[0]
+
+        return None
 
     # Words count only where the text ends with them: "the answer is as follows" is none.
     words = text[start:].strip(_TRAILING + "\n")
     is_short = len(words) <= MAX_WORDS and "\n" not in words
-    return words if words and is_short and complete and end == len(text) else None
+    if words and is_short and complete and end == len(text):
+        return words
+
+    return None
 
 
 def _skip_lead(text: str, start: int, end: int) -> int:

@@ -85,7 +85,10 @@ def words(answer: str) -> str | None:
     """Words in lower case without a final period; None if the answer is something else. Math-verify
     would read a word as a product of letters, and take an anagram of the gold for correct."""
     text = tidy(answer)
-    return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
+    if _WORDS.fullmatch(text):
+        return text.removesuffix(".").casefold()
+
+    return None
 
 
 def literal(answer: str) -> str | None:

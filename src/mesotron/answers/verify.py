@@ -64,7 +64,11 @@ class Verifier:
         self.timeout = timeout
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
 
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        inherited = {}
+        for name in INHERITED:
+            if name in os.environ:
+                inherited[name] = os.environ[name]
+
         self._pool = WorkerPool(
             self.num_workers,
             env=inherited | ONE_THREAD,

@@ -45,7 +45,12 @@ def replace_at(config: Any, path: list[str], value: Any) -> Any:
 
 def read_value(kind: Any, text: str, item: str) -> Any:
     """Text as a value of a type; the first alternative of a union that takes it."""
-    alternatives = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+    if get_origin(kind) in (Union, UnionType):
+        alternatives = get_args(kind)
+    else:
+        alternatives = (kind,)
+
     kinds = [one for one in alternatives if one is not NoneType]
 
     is_optional = NoneType in alternatives

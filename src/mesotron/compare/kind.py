@@ -128,7 +128,12 @@ class Kind(ABC):
         run = RunFolder(path)
         rows = run.rows("metrics")
         is_finished = run.result is not None
-        error = last_line if not is_finished and is_not_finite(last_line) else ""
+
+        if not is_finished and is_not_finite(last_line):
+            error = last_line
+        else:
+            error = ""
+
         has_diverged = diverged_at(rows) is not None or bool(error)
 
         if not rows or not (is_finished or has_diverged):

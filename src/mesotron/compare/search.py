@@ -50,7 +50,11 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     done = False
     while not done and all(k in known for k in wanted):
         best = best_index(wanted, known)
-        beside = [] if best is None else [k for k in (best + 1, best - 1) if k not in wanted]
+
+        if best is None:
+            beside = []
+        else:
+            beside = [k for k in (best + 1, best - 1) if k not in wanted]
 
         done = not beside or len(wanted) - grid.rates >= grid.extend
         if not done:

@@ -40,7 +40,10 @@ class Dimension:
 
     @property
     def varies(self) -> bool:
-        return len(self.choices) > 1 if self.choices else self.low < self.high
+        if self.choices:
+            return len(self.choices) > 1
+
+        return self.low < self.high
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,11 @@ def _read_file(path: Path) -> Space:
 
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            values = yaml.safe_load(text)
     except Exception as error:  # of either library, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
@@ -108,7 +115,11 @@ def _command(words: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(words, list) or "mesotron" not in words or "${args}" not in words:
         raise ValueError(f"{path}: command must be like [mesotron, train, arith, ${{args}}]")
 
-    rest = [str(word) for word in words[words.index("mesotron") + 1 :] if word != "${args}"]
+    rest = []
+    for word in words[words.index("mesotron") + 1 :]:
+        if word != "${args}":
+            rest.append(str(word))
+
     for unwanted in TO_WANDB:
         for place in range(len(rest) - len(unwanted), -1, -1):
             if rest[place : place + len(unwanted)] == unwanted:
@@ -166,7 +177,11 @@ def read_range(item: str) -> Dimension:
     if match is None:
         return Dimension(name, choices=tuple(words.split(",")))
 
-    number = int if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()) else float
+    if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()):
+        number = int
+    else:
+        number = float
+
     try:
         low, high = map(number, match.groups())
     except ValueError as error:

@@ -134,7 +134,10 @@ def own_code(arguments: Sequence[str]) -> list[str]:
         elif words:
             break
 
-    return words if any(":" in word for word in words) else []
+    if any(":" in word for word in words):
+        return words
+
+    return []
 
 
 def process_command(arguments: Sequence[str]) -> list[str]:
@@ -266,7 +269,11 @@ class Study:
         """A trial that a dead worker has left, or a new one; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
-            taken = self._take_up(trial) if trial.state.name == "RUNNING" else None
+            if trial.state.name == "RUNNING":
+                taken = self._take_up(trial)
+            else:
+                taken = None
+
             if taken is not None:
                 return taken
 
@@ -446,7 +453,10 @@ class Sweep:
 
 
 def _spell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+
+    return str(value)
 
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:

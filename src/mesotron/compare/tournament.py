@@ -86,7 +86,11 @@ def run(config: CompareConfig) -> int:
         raise ValueError(f"{folder} is in use by another process or running cell")
 
     with lock:  # cells keep it open: it ends with the last of them
-        old = records.read_tournament(folder) if (folder / records.NAME).exists() else None
+        if (folder / records.NAME).exists():
+            old = records.read_tournament(folder)
+        else:
+            old = None
+
         progress = Progress(kind, config, folder, old)
         Runner(progress, console, lock.fileno()).run()
         finish(progress, console)
@@ -196,7 +200,12 @@ class Progress:
 
     def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
         short = re.sub(r"[^\w+-]", "_", contender.name)
-        id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
+
+        if stage == "probe":
+            id = f"{short}.probe"
+        else:
+            id = f"{short}.lr{rate:g}.s{seed}"
+
         if any(cell.id == id for cell in self.record.cells):
             return
 
@@ -245,11 +254,18 @@ class Progress:
     def _settings_to_resume(self, run: Path) -> object:
         settings: Any = settings_to_resume(self.kind.config_type, run)
         own = code_names(self.kind.config)
-        names = [name for name in code_names(settings) if name not in own]
+        names = []
+        for name in code_names(settings):
+            if name not in own:
+                names.append(name)
+
         check_trusted(names, run / "config.json", trust=False)
 
         is_trusted = bool(own) or getattr(self.kind.config, "trust", False)
-        return replace(settings, trust=True) if is_trusted else settings
+        if is_trusted:
+            return replace(settings, trust=True)
+
+        return settings
 
     def take_outcome(self, cell: Cell) -> bool:
         """Read a cell's run into the record; False if it has not finished."""
@@ -335,7 +351,10 @@ class Progress:
 def mean_score(cells: Sequence[Cell]) -> float | None:
     """None if a cell has no score."""
     scores = [cell.score for cell in cells if cell.score is not None]
-    return fmean(scores) if len(scores) == len(cells) else None
+    if len(scores) == len(cells):
+        return fmean(scores)
+
+    return None
 
 
 def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
@@ -402,7 +421,10 @@ def difference(old: object, new: object, name: str = "") -> str:
             if old.get(key) != new.get(key):
                 return difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
 
-    return f"{name}: {old}, not {new}" if name else f"{old}, not {new}"
+    if name:
+        return f"{name}: {old}, not {new}"
+
+    return f"{old}, not {new}"
 
 
 class Runner:
@@ -501,7 +523,11 @@ class Runner:
     def _view(self) -> Group:
         record = self.progress.record
         done = self.progress.num_done()
-        cells = [cell for cell in record.cells if cell.state == "running"]
+        cells = []
+        for cell in record.cells:
+            if cell.state == "running":
+                cells.append(cell)
+
         running = ", ".join(f"{c.contender} {c.rate:g} s{c.seed} ({c.stage})" for c in cells)
 
         line = (
@@ -519,7 +545,11 @@ def describe_ended(cell: Cell) -> str:
     if cell.score is not None:
         return f"{cell.score:.3f}, {cell.verdict}{took}"
 
-    ratio = "not logged" if cell.update_ratio is None else f"{cell.update_ratio:.3g}"
+    if cell.update_ratio is None:
+        ratio = "not logged"
+    else:
+        ratio = f"{cell.update_ratio:.3g}"
+
     return f"RMS of updates over rate {ratio}{took}"
 
 

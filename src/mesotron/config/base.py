@@ -110,7 +110,10 @@ def spell(name: str, value: Any) -> str:
     """A setting as it is typed: `--batch 8`, `--no-rollout.fast`."""
     flag = "--" + name.removeprefix("--").replace("_", "-")
     if isinstance(value, bool):
-        return flag if value else flag.replace("--", "--no-", 1)
+        if value:
+            return flag
+
+        return flag.replace("--", "--no-", 1)
 
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
@@ -240,7 +243,11 @@ def from_plain(
 
     hints = get_type_hints(config_type)
     names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
-    made = {} if base is None else {name: getattr(base, name) for name in names}
+
+    if base is None:
+        made = {}
+    else:
+        made = {name: getattr(base, name) for name in names}
 
     for key, value in upgrade(values).items():
         name = key.replace("-", "_")

@@ -157,7 +157,10 @@ def flatten(table: Mapping[str, Any], sections: Collection[str]) -> dict[str, An
 
 
 def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+
+    return json.dumps(value)
 
 
 def suggest_flag(word: str, config_type: Any) -> str:
@@ -181,7 +184,10 @@ def suggest_flag(word: str, config_type: Any) -> str:
             return f" (did you mean {flag}?)"
 
     starter = passed_on_by(config_type)
-    return f" (did you mean {starter} {name}=VALUE?)" if starter else ""
+    if starter:
+        return f" (did you mean {starter} {name}=VALUE?)"
+
+    return ""
 
 
 def passed_on_by(config_type: Any) -> str | None:
@@ -201,7 +207,12 @@ def short_help(config_type: Any, default: Any) -> str:
             continue
 
         given = value_at(default, setting.path)
-        shown = " ".join(map(str, given)) if isinstance(given, tuple) else str(given)
+
+        if isinstance(given, tuple):
+            shown = " ".join(map(str, given))
+        else:
+            shown = str(given)
+
         suffix = f" [{shown}]" if given not in (None, (), "") else ""
         lines.append(f"  {f'--{name} {value}':<20} {about}{suffix}")
 

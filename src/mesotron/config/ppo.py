@@ -146,7 +146,10 @@ class SnakeConfig(Config):
 
     @property
     def time_limit(self) -> int:
-        return self.num_cells**2 if self.max_steps is None else self.max_steps
+        if self.max_steps is None:
+            return self.num_cells**2
+
+        return self.max_steps
 
     @property
     def rule(self) -> str:

@@ -203,7 +203,10 @@ class TaskConfig(Config, prefix="task."):
         if self.format is not None:
             return self.format
 
-        return "boxed" if self.has_own_data else TASKS[self.source].format
+        if self.has_own_data:
+            return "boxed"
+
+        return TASKS[self.source].format
 
     def settings_items(self) -> list[str]:
         """The items of `settings`, each KEY=VALUE if it is well-formed."""

@@ -144,7 +144,10 @@ def switch_value(option: Option) -> bool:
         text = option.words[0]
         raise ValueError(f"{option.flag} {text!r} is not valid: expected true or false")
 
-    return option.take(1)[0].lower() == "true" if has_word else True
+    if has_word:
+        return option.take(1)[0].lower() == "true"
+
+    return True
 
 
 def values_of(option: Option, setting: Setting) -> list[str]:
@@ -167,7 +170,10 @@ def values_of(option: Option, setting: Setting) -> list[str]:
 
 def count_values(kind: Any) -> int:
     """How many words a value takes: two for a pair, otherwise one."""
-    return len(kind.__args__) if getattr(kind, "__origin__", None) is tuple else 1
+    if getattr(kind, "__origin__", None) is tuple:
+        return len(kind.__args__)
+
+    return 1
 
 
 def add_old(option: Option, old: dict[str, Any]) -> bool:

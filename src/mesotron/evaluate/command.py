@@ -39,7 +39,11 @@ def run(config: EvalConfig) -> int:
     if config.out is not None:
         check_writable(config.out, "eval.json")
 
-    models = [config.model, config.against] if config.against else [config.model]
+    if config.against:
+        models = [config.model, config.against]
+    else:
+        models = [config.model]
+
     set_library_variables(config.task, *models)
     go_offline_without_network()
 
@@ -56,7 +60,11 @@ def run(config: EvalConfig) -> int:
 def find_subjects(config: EvalConfig) -> list[Subject]:
     """The model, after the one it is compared with: as given, or the start of the run."""
     subject = find_subject(config.model)
-    other = find_subject(config.against) if config.against else subject.at_start("start")
+
+    if config.against:
+        other = find_subject(config.against)
+    else:
+        other = subject.at_start("start")
 
     return [subject] if other is None else [other, subject]
 
@@ -145,7 +153,11 @@ def show(results: Sequence[Evaluation], console: Console) -> None:
 
     for result in results:
         for sentence in result.findings:
-            line = f"{result.model}: {sentence}" if len(results) > 1 else sentence
+            if len(results) > 1:
+                line = f"{result.model}: {sentence}"
+            else:
+                line = sentence
+
             print_line(console, line)
 
 

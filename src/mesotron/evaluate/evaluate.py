@@ -148,7 +148,10 @@ def choose_measure(reward: Reward | None, task: TaskConfig, has_gold: bool) -> M
     if not has_gold:
         return "reward"
 
-    return "reward" if task.has_own_data and is_own(reward.config) else "accuracy"
+    if task.has_own_data and is_own(reward.config):
+        return "reward"
+
+    return "accuracy"
 
 
 # Completions

@@ -65,7 +65,10 @@ def verdict(transcript: Transcript) -> str:
     if transcript.truncated:
         return "cut off"
 
-    return "wrong" if transcript.answer is not None else "no answer"
+    if transcript.answer is not None:
+        return "wrong"
+
+    return "no answer"
 
 
 def changes_of(pairs: Iterable[tuple[Transcript, Transcript]], measure: str) -> list[float]:

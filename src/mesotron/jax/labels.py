@@ -125,7 +125,11 @@ def _settle_unclear(sites: dict[str, "LeafSite"], roles: Roles, strict: bool) ->
     settled = dict(roles)
     for path, role in roles.items():
         if role.unclear:
-            view = role.view if role.is_matrix else default_view(len(sites[path].shape))
+            if role.is_matrix:
+                view = role.view
+            else:
+                view = default_view(len(sites[path].shape))
+
             settled[path] = matrix("matrix", "unclear, so filtered", view)
 
     return settled
@@ -236,11 +240,17 @@ class LeafSite(Site):
     def layer(self) -> tuple[str, ...]:
         """The path of the layer: without the leaf, unless the leaf itself is numbered ("w1")."""
         parts = tuple(self.name.split("/"))
-        return parts if re.search(r"\d", parts[-1]) else parts[:-1]
+        if re.search(r"\d", parts[-1]):
+            return parts
+
+        return parts[:-1]
 
     @property
     def layer_name(self) -> str:
-        return base_name(self.layer[-1]) if self.layer else ""
+        if self.layer:
+            return base_name(self.layer[-1])
+
+        return ""
 
     @property
     def outputs_first(self) -> bool:  # as in Equinox
@@ -355,7 +365,10 @@ def _hidden_name(site: LeafSite) -> str:
 
     # Haiku calls attention's output projection "linear".
     is_projection = bool(site.attention_part) or site.layer_name == "linear"
-    return "attention" if site.in_attention and is_projection else "matrix"
+    if site.in_attention and is_projection:
+        return "attention"
+
+    return "matrix"
 
 
 def _conv_role(site: LeafSite, stack: str, kernel: tuple[int, ...]) -> Role:
@@ -400,7 +413,11 @@ def _num_stacks_by_bias(site: LeafSite, bias: tuple[int, ...]) -> int | None:
     for num in range(len(site.shape) - 1):
         outputs = bias[num:]
         kernel = site.shape[num:]
-        side = kernel[: len(outputs)] if site.outputs_first else kernel[-len(outputs) :]
+
+        if site.outputs_first:
+            side = kernel[: len(outputs)]
+        else:
+            side = kernel[-len(outputs) :]
 
         has_stacks = bias[:num] == site.shape[:num]
         if has_stacks and side == outputs and 1 <= len(outputs) <= most:

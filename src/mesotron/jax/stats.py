@@ -88,7 +88,11 @@ def read_stats(state: Any) -> dict[str, Array]:
     if not stats:
         raise ValueError("no transformation of this state has statistics: make one with stats=True")
 
-    skipped = [value for key, value in stats.items() if key.endswith("/skipped")]
+    skipped = []
+    for key, value in stats.items():
+        if key.endswith("/skipped"):
+            skipped.append(value)
+
     return {**stats, "skipped": jnp.asarray(sum(skipped))}
 
 

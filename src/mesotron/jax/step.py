@@ -77,7 +77,11 @@ class SpectralRule:
             dtype = self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
             return jnp.zeros_like(p, dtype=dtype)
 
-        keys = SPECTRAL if self.group is not None and jax.tree.leaves(params) else ()
+        if self.group is not None and jax.tree.leaves(params):
+            keys = SPECTRAL
+        else:
+            keys = ()
+
         stats = name_stats(str(self.group), dict.fromkeys(keys, 0))
 
         return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats, lines)
@@ -129,7 +133,11 @@ class SpectralRule:
         return jax.tree.unflatten(structure, steps), new_state
 
     def view_of(self, name: str, leaf: Array) -> str:
-        view = self.views.get(name) if isinstance(self.views, Mapping) else self.views
+        if isinstance(self.views, Mapping):
+            view = self.views.get(name)
+        else:
+            view = self.views
+
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
     def _normalize_all(

@@ -138,7 +138,11 @@ def scale_by_pion(
 
 
 def _refuse_traced(**values: Any) -> None:
-    traced = [name for name, value in values.items() if isinstance(value, jax.Array)]
+    traced = []
+    for name, value in values.items():
+        if isinstance(value, jax.Array):
+            traced.append(name)
+
     if traced:
         raise ValueError(
             f"{', '.join(traced)} shapes the computation and cannot be an array: under "

@@ -113,14 +113,21 @@ class TreeRule:
         filter, promote = self.pair_filter()
         dtype = self.options.get("dtype")
         apply = partial(filter_batch, filter=filter, dtype=dtype, promote=promote)
-        step = {key: self.options[key] for key in STEP if key in self.options}
+        step = {}
+        for key in STEP:
+            if key in self.options:
+                step[key] = self.options[key]
 
         rule = LoraRule(learning_rate=self.lr, filter=apply, unit=self.lora_unit, **step)
         return rule.transformation()
 
     def pair_filter(self) -> tuple[Filter, Array | None]:
         """The filter of LoRA pairs, and a traced `promote` in place of its own."""
-        shape = {key: self.options[key] for key in FILTER if self.options.get(key) is not None}
+        shape = {}
+        for key in FILTER:
+            if self.options.get(key) is not None:
+                shape[key] = self.options[key]
+
         promote = shape.get("promote")
         if not isinstance(promote, Array):
             promote = None
@@ -165,7 +172,11 @@ def transform_tree(
     lora_unit.check()
 
     views = options.pop("views", None)
-    routing = {key: options.pop(key) for key in ROUTING if key in options}
+    routing = {}
+    for key in ROUTING:
+        if key in options:
+            routing[key] = options.pop(key)
+
     scale_by(**options)  # refuses a wrong option now, not at the first step
 
     rule = TreeRule(

@@ -40,7 +40,10 @@ def use_one_thread_if_small(model: nn.Module, device: torch.device, threads: int
 
 
 def name_device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+
+    return "cpu"
 
 
 @cache

@@ -76,7 +76,10 @@ def _split_group(group: Group, rule: str, aux: str) -> list[Group]:
 
 def default_filter(rule: str) -> str:
     """The filter of a rule for matrices; of AdamW, that of matrices in groups of another rule."""
-    return SPECTRAL_RULES[rule].filter if rule in SPECTRAL_RULES else "muon"
+    if rule in SPECTRAL_RULES:
+        return SPECTRAL_RULES[rule].filter
+
+    return "muon"
 
 
 def own_filter(group: Group, defaults: dict[str, Any]) -> Group:
@@ -191,7 +194,11 @@ def check_same_rules(groups: list[Group], saved: list[Group]) -> None:
     known = {name for group in groups for name in _names(group)}
     for group, other in zip(groups, saved, strict=False):  # PyTorch checks the number of groups
         if other.get("rule") != group["rule"]:
-            source = f"rule {other['rule']!r}" if "rule" in other else "another optimizer"
+            if "rule" in other:
+                source = f"rule {other['rule']!r}"
+            else:
+                source = "another optimizer"
+
             raise ValueError(
                 f"the checkpoint's group of {len(other['params'])} parameters was trained by "
                 f"{source}, but its rule here is {group['rule']!r}: build the same optimizer, or "

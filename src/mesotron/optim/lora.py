@@ -276,7 +276,10 @@ def pair_up(model: nn.Module, group: Group, norms: bool) -> Group:
         "view": view,
     }
 
-    return keys | {"start_norms": start_norms} if norms else keys
+    if norms:
+        return keys | {"start_norms": start_norms}
+
+    return keys
 
 
 def _base_weight(layer: Any) -> Tensor:

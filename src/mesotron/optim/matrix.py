@@ -58,7 +58,11 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
             if t is not None:
                 triples, t = _aimed(t, len(triples))
 
-            run = _gram_segment if segment.form == "gram" else _standard_segment
+            if segment.form == "gram":
+                run = _gram_segment
+            else:
+                run = _standard_segment
+
             X = run(X, A, triples)
             A = None
 

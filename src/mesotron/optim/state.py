@@ -35,7 +35,10 @@ class ParamStep(NamedTuple):
     @property
     def lines(self) -> Tensor | None:
         rule = SPECTRAL_RULES[self.group["rule"]]
-        return None if rule.finish is None else self.state[rule.line_state]
+        if rule.finish is None:
+            return None
+
+        return self.state[rule.line_state]
 
     def prepare(self) -> None:
         """Make the state of a matrix before its first step."""
@@ -65,7 +68,10 @@ def dense_grad(p: Tensor) -> Tensor:
 
 def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
     named = group["momentum_dtype"]
-    return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
+    if named:
+        return getattr(torch, named)
+
+    return torch.promote_types(weights, torch.float32)
 
 
 def momentum_of(state: State, p: Tensor, group: Group) -> Tensor:

@@ -88,7 +88,10 @@ class LocalBlocks:
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
-        return G if self.finite is None else torch.where(self.finite, G, 0.0)
+        if self.finite is None:
+            return G
+
+        return torch.where(self.finite, G, 0.0)
 
 
 def _split_lines(lines: Tensor, windows: list[Window]) -> list[Tensor]:

@@ -176,12 +176,19 @@ class View:
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]
             kernel = tensor.view(out, inputs, -1)[None, None, None]
-            return kernel.permute(0, 1, 4, 5, 2, 3) if self.transposed else kernel
+            if self.transposed:
+                return kernel.permute(0, 1, 4, 5, 2, 3)
+
+            return kernel
 
         if self.layout == "matrix" and tensor.ndim != 2:
             raise ValueError(f"{tuple(tensor.shape)} is not one matrix: use view 'conv' or 'stack'")
 
-        stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])
+        if tensor.ndim == 2:
+            stacked = tensor[None]
+        else:
+            stacked = tensor.view(-1, *tensor.shape[-2:])
+
         if self.transposed:
             stacked = stacked.transpose(1, 2)
 

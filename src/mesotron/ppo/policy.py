@@ -177,7 +177,11 @@ def _embed(params: Params, cells: Array, config: SnakeConfig) -> Array:
             board, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
         maps = jax.nn.gelu(maps + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
-        cells = jnp.concatenate([cells, maps], axis=-1) if config.cnn_mode == "append" else maps
+
+        if config.cnn_mode == "append":
+            cells = jnp.concatenate([cells, maps], axis=-1)
+        else:
+            cells = maps
 
     rows = params["position"]["rows"]
     columns = params["position"]["columns"]

@@ -71,7 +71,11 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
     except ValueError:
         numbers = []
 
-    known = [field for field in Hyper._fields if field != "num_gradient_steps"]
+    known = []
+    for field in Hyper._fields:
+        if field != "num_gradient_steps":
+            known.append(field)
+
     if not equals or not numbers or name not in known:
         raise ValueError(f"--sweep {item!r} must look like lr=0.1,0.2; known: {', '.join(known)}")
 
@@ -103,7 +107,10 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
 
     def begin(key: Array, hyper: Hyper) -> TrainState:
         state = init_state(key, config, hyper)
-        return state if pretrained is None else state._replace(params=pretrained)
+        if pretrained is None:
+            return state
+
+        return state._replace(params=pretrained)
 
     def advance(states: TrainState, hyper: Hyper, count: Array) -> tuple[TrainState, Metrics]:
         run = partial(
@@ -201,7 +208,11 @@ def load_params(root: Path, like: Params) -> Params:
     with ocp.StandardCheckpointer() as checkpointer:
         leaves = checkpointer.restore((newest.path / "state").absolute())
 
-    params = [np.asarray(leaves[name])[0] for name in sorted(leaves) if name.startswith("0000.")]
+    params = []
+    for name in sorted(leaves):
+        if name.startswith("0000."):
+            params.append(np.asarray(leaves[name])[0])
+
     if [leaf.shape for leaf in params] != [leaf.shape for leaf in jax.tree.leaves(like)]:
         raise ValueError(f"{newest.path} has other shapes: use its board, --d-model, --num-layers")
 

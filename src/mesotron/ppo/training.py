@@ -152,11 +152,19 @@ def run(config: SnakeConfig) -> int:
             with StopRequest(view.say, how) as stop:
                 states, done = train(session, stop)
 
-            games = final_evaluation(session, states) if done == config.num_updates else None
+            if done == config.num_updates:
+                games = final_evaluation(session, states)
+            else:
+                games = None
 
         if games is None:
             event = guard.stopped_by
-            why = f" by the watch ({event.detector.replace('_', ' ')})" if event else ""
+
+            if event:
+                why = f" by the watch ({event.detector.replace('_', ' ')})"
+            else:
+                why = ""
+
             print(f"stopped{why} at update {done} of {config.num_updates}; {how}")
         else:
             print(finish(session, states, games))
@@ -362,7 +370,12 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
 def read_curve(session: Session) -> Curve:
     """Training fruit per run; an update without a finished game repeats the value before it."""
     num_runs = len(session.runs.values)
-    rows = read_rows(session.runs_file) if num_runs > 1 else session.folder.rows("metrics")
+
+    if num_runs > 1:
+        rows = read_rows(session.runs_file)
+    else:
+        rows = session.folder.rows("metrics")
+
     times = [row for row in rows if row.get("run", 0) == 0]
 
     fruit = np.full((num_runs, len(times)), np.nan)

@@ -136,4 +136,7 @@ def stamp(path: Path) -> list[tuple[str, int, int]]:
 
 
 def is_over(path: Path) -> bool:
-    return is_finished(path) if is_tournament(path) else (path / "result.json").is_file()
+    if is_tournament(path):
+        return is_finished(path)
+
+    return (path / "result.json").is_file()

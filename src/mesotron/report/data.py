@@ -380,7 +380,11 @@ def _overlaid_lines(
 
 def _band(plot: Plot, run: Run, metric: str, buckets: Buckets) -> tuple[Column, Column] | None:
     """The edges of a plot's band, or of the range over parallel runs."""
-    parallel = [each[metric] for each in _split_runs(run) if metric in each]
+    parallel = []
+    for each in _split_runs(run):
+        if metric in each:
+            parallel.append(each[metric])
+
     if parallel:
         return _range_over([buckets.reduce(column) for column in parallel])
 

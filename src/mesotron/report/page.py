@@ -80,7 +80,10 @@ class Page:
             shown.append(frame)
 
         self.charts += charts
-        return {"kind": "charts", "charts": shown} if shown else None
+        if shown:
+            return {"kind": "charts", "charts": shown}
+
+        return None
 
     def render(self, live: float | None = None) -> str:
         longest = max((len(run["x"]["main"]["steps"]) for run in self.runs), default=0)
@@ -275,7 +278,11 @@ def trend(line: Line) -> str:
     if not summary.get("count"):
         return "no finite value" if summary else ""
 
-    broken = f"; {len(summary['broken'])} not finite" if summary["broken"] else ""
+    if summary["broken"]:
+        broken = f"; {len(summary['broken'])} not finite"
+    else:
+        broken = ""
+
     first, _ = summary["first"]
     last, _ = summary["last"]
     is_constant = summary["low"][0] == summary["high"][0]

@@ -104,7 +104,10 @@ class Run:
     def condition(self) -> Condition | None:
         """The diagnosis's condition; None for a run not watched."""
         is_watched = self.kind in ("train", "vla", "other")
-        return self.diagnosis.condition if is_watched and self.diagnosis else None
+        if is_watched and self.diagnosis:
+            return self.diagnosis.condition
+
+        return None
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))

@@ -167,7 +167,12 @@ def runs_table(runs: Sequence[Run]) -> Block:
         reached = f"{score.label} {score.text}" if score else ""
 
         condition = run.condition or ""
-        state = condition if run.result else f"{condition} (unfinished)".strip()
+
+        if run.result:
+            state = condition
+        else:
+            state = f"{condition} (unfinished)".strip()
+
         shown = cell(state, css="stop") if condition == "dead" else state
 
         name = cell(run.name, style=index)
@@ -262,7 +267,10 @@ def format_of(run: Run) -> AnswerFormat:
     task = run.config.get("task")
     name = task.get("format") if isinstance(task, dict) else None
 
-    return FORMATS[name] if name in FORMATS else FORMATS["boxed"]
+    if name in FORMATS:
+        return FORMATS[name]
+
+    return FORMATS["boxed"]
 
 
 def transcripts_of(evaluation: Row | None) -> list[Transcript]:

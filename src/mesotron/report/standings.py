@@ -214,7 +214,11 @@ def failures(record: Row) -> Table:
 def final_cells(record: Row) -> list[Row]:
     """Final cells, without those at a rate that an extended search gave up."""
     chosen = {one["contender"]: one["rate"] for one in record["standings"]}
-    finals = [cell for cell in record["cells"] if cell["stage"] == "final"]
+    finals = []
+    for cell in record["cells"]:
+        if cell["stage"] == "final":
+            finals.append(cell)
+
     return [one for one in finals if chosen.get(one["contender"], one["rate"]) == one["rate"]]
 
 
@@ -246,7 +250,10 @@ def _known(value: float | None, spec: str) -> str:
 
 
 def _known_time(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else spell_time(seconds)
+    if seconds is None:
+        return UNKNOWN
+
+    return spell_time(seconds)
 
 
 def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:

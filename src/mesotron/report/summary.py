@@ -147,7 +147,10 @@ def _why(run: Run, condition: str) -> str:
     if condition == "unknown":
         return "too little is logged"
 
-    return "rolled back" if _was_rolled_back(run) else "no problems"
+    if _was_rolled_back(run):
+        return "rolled back"
+
+    return "no problems"
 
 
 def cost_of(run: Run) -> str:
@@ -167,7 +170,11 @@ def cost_of(run: Run) -> str:
     spent = run.last("cost/spent")
     projected = run.last("cost/projected")
     if spent is not None:
-        ahead = f" of {projected:,.2f} projected" if projected and not run.result else ""
+        if projected and not run.result:
+            ahead = f" of {projected:,.2f} projected"
+        else:
+            ahead = ""
+
         parts.append(f"{spent:,.2f} dollars{ahead}")
 
     return ", ".join(parts)
@@ -257,7 +264,11 @@ def _vla(run: Run) -> str:
         return f"{setup}, {run.last_step} steps{_change(run, 'loss')}."
 
     wrong = run.result.get("wrong instruction")
-    control = f", {wrong:.1%} with a wrong instruction" if wrong is not None else ""
+
+    if wrong is not None:
+        control = f", {wrong:.1%} with a wrong instruction"
+    else:
+        control = ""
 
     return f"{setup}: {run.result['success']:.1%} success{control}."
 
@@ -269,7 +280,10 @@ def _condition(run: Run) -> str:
     if diagnosis.condition == "unknown":
         return "The log does not show whether the model learns."
     if diagnosis.condition == "healthy":
-        return "Healthy after a rollback." if _was_rolled_back(run) else "No problems detected."
+        if _was_rolled_back(run):
+            return "Healthy after a rollback."
+
+        return "No problems detected."
 
     cause = (diagnosis.cause or "").replace("_", " ")
     text = f"{diagnosis.condition.capitalize()} since step {diagnosis.phases[-1].first}: {cause}"

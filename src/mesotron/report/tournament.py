@@ -190,7 +190,11 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
         each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
 
     chapters = make_chapters(runs, grids)
-    charts = [chart for question in CURVES for chart in chapters.get(question, [])]
+    charts = []
+    for question in CURVES:
+        for chart in chapters.get(question, []):
+            charts.append(chart)
+
     note = f"One line per {cells[0]['stage']} cell; a contender's seeds share color and dash."
 
     return [text(note), page.frames(charts)]

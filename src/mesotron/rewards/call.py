@@ -106,9 +106,18 @@ class Reward:
             return
 
         self.unscored += 1
-        without_verdict = [name for name, scores in self.latest.items() if None in scores]
+        without_verdict = []
+        for name, scores in self.latest.items():
+            if None in scores:
+                without_verdict.append(name)
+
         names = ", ".join(without_verdict)
-        fix = "" if ":" in names else ": check that the gold answers can be parsed"
+
+        if ":" in names:
+            fix = ""
+        else:
+            fix = ": check that the gold answers can be parsed"
+
         message = "none of %d completions has a reward: %s gave no verdict%s"
         log.warning(message, len(totals), names, fix)
 
@@ -171,7 +180,11 @@ def as_reward_function(reward: Reward) -> Callable[..., Scores]:
 
 def refuse_silence(reward: Reward) -> None:
     """Stop a run whose own reward has given no verdict since its start."""
-    silent = [name for name in reward.own if set(reward.latest[name]) == {None}]
+    silent = []
+    for name in reward.own:
+        if set(reward.latest[name]) == {None}:
+            silent.append(name)
+
     if silent and reward.unscored >= MAX_UNSCORED:
         raise ValueError(
             f"the reward {', '.join(silent)} returned None for every completion so far: return "

@@ -181,7 +181,12 @@ def describe_cheats(tried: Sequence[Cheat], earned: dict[str, tuple[float, float
     for cheat in tried:
         _, share = earned[cheat.name]
         # What every wrong answer in the format gets is said once.
-        limit = max(cheat.limit, share_of_wrong + MORE) if cheat.is_wrong else cheat.limit
+
+        if cheat.is_wrong:
+            limit = max(cheat.limit, share_of_wrong + MORE)
+        else:
+            limit = cheat.limit
+
         if share > limit:
             findings.append(f"{cheat.about} ({cheat.name}: {share:.0%} of what gold gets)")
 
@@ -254,7 +259,12 @@ def run(config: RewardCheckConfig) -> int:
     with Verifier() as verifier:
         judge = Judge(FORMATS[config.task.answer_format], verifier)
         reward = make_reward(settings, judge, config.max_tokens)
-        samples = sample(config, problems, task.examples) if config.samples else ()
+
+        if config.samples:
+            samples = sample(config, problems, task.examples)
+        else:
+            samples = ()
+
         result = check(reward, problems, limit=config.limit, samples=samples)
 
     show(result, " + ".join(config.rewards), len(problems))
@@ -313,7 +323,12 @@ def show(result: CheckResult, name: str, rows: int) -> None:
         print_line(console, f"problem: {finding}")
 
     is_sound = not result.findings
-    verdict = "sound: no cheat earns" if is_sound else "not sound: fix it before training"
+
+    if is_sound:
+        verdict = "sound: no cheat earns"
+    else:
+        verdict = "not sound: fix it before training"
+
     print_line(console, verdict)
 
 

@@ -156,7 +156,11 @@ def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(columns, str):  # as datasets hold them
         columns = json.loads(columns)
 
-    kept = {key: value for key, value in row.items() if key not in ("columns", "prompt")}
+    kept = {}
+    for key, value in row.items():
+        if key not in ("columns", "prompt"):
+            kept[key] = value
+
     return kept | columns
 
 

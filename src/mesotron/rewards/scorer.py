@@ -98,7 +98,11 @@ class Scorer:
         correct = in_groups([fact.correct for fact in facts], G)
         accuracy = label_accuracy(labels, known, correct, self.judge.verifier)
 
-        rewards = [reward for group in labels.rewards for reward in group]
+        rewards = []
+        for group in labels.rewards:
+            for reward in group:
+                rewards.append(reward)
+
         return rewards, labels.metrics | accuracy
 
 
@@ -120,4 +124,7 @@ def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:
 
 
 def in_groups(items: Sequence[Item], size: int) -> list[list[Item]]:
-    return [list(items[k : k + size]) for k in range(0, len(items), size)] if size else []
+    if size:
+        return [list(items[k : k + size]) for k in range(0, len(items), size)]
+
+    return []

@@ -164,7 +164,10 @@ def agreement(
         if a.label is not None and b.label is not None:
             same.append(a.label == b.label)
 
-    return {"votes/agreement": sum(same) / len(same)} if same else {}
+    if same:
+        return {"votes/agreement": sum(same) / len(same)}
+
+    return {}
 
 
 def without_dropped(answers: Answers, dropped: Marks) -> list[list[str | None]]:

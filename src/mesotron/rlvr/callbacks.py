@@ -57,7 +57,11 @@ class RunLog(TrainerCallback):
 
         step = state.global_step
         if state.is_world_process_zero:
-            row = {key: value for key, value in logs.items() if value is not None}
+            row = {}
+            for key, value in logs.items():
+                if value is not None:
+                    row[key] = value
+
             self.run.append("metrics", {"step": step, **row})
 
             if "reward" in logs:  # this step sampled, rather than reused a rollout

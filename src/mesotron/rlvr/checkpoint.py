@@ -172,7 +172,10 @@ class SafeCheckpoints(Mixin):
 
     def _optimizer_file(self) -> str:
         # One file, or one per process where each has a part of the state.
-        return f"optimizer-{self.args.process_index}" if self.is_fsdp_enabled else "optimizer"
+        if self.is_fsdp_enabled:
+            return f"optimizer-{self.args.process_index}"
+
+        return "optimizer"
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         # Weights and tokenizer; Transformers would add its arguments as a pickle.

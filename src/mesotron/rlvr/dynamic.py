@@ -145,7 +145,11 @@ class Resampler:
 
     def _further(self, number: int, blocks: int) -> list[Row]:
         # This process's rows of `number` further prompts per block.
-        rows = [r for r in self.stream.take(number * blocks) for _ in range(self.group_size)]
+        rows = []
+        for r in self.stream.take(number * blocks):
+            for _ in range(self.group_size):
+                rows.append(r)
+
         share = len(rows) // self.world
         own = rows[self.rank * share :][:share]
         distinct = list(dict.fromkeys(own))

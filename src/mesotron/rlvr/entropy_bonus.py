@@ -24,7 +24,10 @@ class EntropyBonus:
     def of(cls, args: Any) -> "EntropyBonus | None":
         """As the fields of `GRPOConfig` say; None for a loss without a bonus."""
         if not args.use_adaptive_entropy:
-            return cls(args.entropy_coef) if args.entropy_coef else None
+            if args.entropy_coef:
+                return cls(args.entropy_coef)
+
+            return None
 
         return cls(
             args.entropy_coef,
@@ -36,7 +39,10 @@ class EntropyBonus:
 
     def weight(self) -> float:
         """Of the bonus in this update: 0 while the last update was above the target."""
-        return self.coef if self.target is None or self.entropy <= self.target else 0.0
+        if self.target is None or self.entropy <= self.target:
+            return self.coef
+
+        return 0.0
 
     def observe(self, sums: Tensor) -> None:
         """Add a micro-batch to this update."""

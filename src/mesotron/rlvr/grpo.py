@@ -460,7 +460,10 @@ def make_batch(
         reference_logprobs=reference_logprobs,
         sampler_ratio=sampler_ratio,
     )
-    return without_rows(batch, scored.dropped, world) if scored.dropped else batch
+    if scored.dropped:
+        return without_rows(batch, scored.dropped, world)
+
+    return batch
 
 
 def without_rows(batch: Batch, dropped: Sequence[bool], world: World = ALONE) -> Batch:
@@ -583,7 +586,10 @@ class LossInputs:
 
     def bounded_ratio(self) -> Tensor:
         delta = self.settings.delta
-        return self.ratio if delta is None else self.ratio.clamp(max=delta)
+        if delta is None:
+            return self.ratio
+
+        return self.ratio.clamp(max=delta)
 
     def clipped(self) -> Tensor:
         """The loss of each token: the smaller of plain and clipped ratio, times the advantage."""
@@ -639,7 +645,10 @@ class LossInputs:
         return self._of_micro_batch(mean + kl)
 
     def _with_kl(self, values: Tensor) -> Tensor:
-        return values if self.kl is None else values + self.kl
+        if self.kl is None:
+            return values
+
+        return values + self.kl
 
     def _of_micro_batch(self, mean: Tensor) -> Mean:
         return Mean(mean, mean / self.settings.micro_batches)
@@ -683,7 +692,11 @@ def compute_loss(
 
     entropies = passed.entropies
     assert entropies is not None
-    explored = inputs.mask if inputs.high_entropy is None else inputs.mask * inputs.high_entropy
+
+    if inputs.high_entropy is None:
+        explored = inputs.mask
+    else:
+        explored = inputs.mask * inputs.high_entropy
 
     if settings.entropy_coef is not None:
         bonus = (entropies * explored).sum() / explored.sum().clamp(min=1.0)
@@ -719,7 +732,12 @@ def loss_inputs(
     """What the objective sees, and the metric of the KL term."""
     logprobs = passed.logprobs
     mask = batch.loss_mask
-    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+
+    if batch.old_logprobs is None:
+        old = logprobs.detach()
+    else:
+        old = batch.old_logprobs
+
     ratio = importance_ratio(logprobs - old, mask, settings.level)
 
     kl = None
@@ -738,7 +756,11 @@ def loss_inputs(
 
     on_policy = None
     if settings.off_policy_threshold is not None:
-        sampler = old if batch.sampler_logprobs is None else batch.sampler_logprobs
+        if batch.sampler_logprobs is None:
+            sampler = old
+        else:
+            sampler = batch.sampler_logprobs
+
         drift = sampler - logprobs.detach()
         on_policy = on_policy_rows(drift, batch.advantages, mask, settings.off_policy_threshold)
 
@@ -869,7 +891,10 @@ def masked_mean(values: Tensor, mask: Tensor, world: World = ALONE) -> float:
 
 def without_tokens(name: str, value: float) -> float:
     """NaN, which is left out of averages, for what is a mean over the tokens that train."""
-    return torch.nan if name in ("entropy", "kl") or "clip_ratio" in name else value
+    if name in ("entropy", "kl") or "clip_ratio" in name:
+        return torch.nan
+
+    return value
 
 
 def policy_metrics(

@@ -88,7 +88,10 @@ def resolve_optim(
 
 def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     inner = getattr(optimizer, "optimizer", optimizer)
-    return inner if isinstance(inner, RoutedOptimizer) else None
+    if isinstance(inner, RoutedOptimizer):
+        return inner
+
+    return None
 
 
 def matrix_rate(optimizer: Any, first: float) -> float:

@@ -133,7 +133,11 @@ def headline(result: Row) -> str:
     if "gain" not in result:
         return "No result: neither gold answers nor a reward of your own"
 
-    what = "Mean reward" if result.get("measure") == "reward" else "Greedy accuracy"
+    if result.get("measure") == "reward":
+        what = "Mean reward"
+    else:
+        what = "Greedy accuracy"
+
     number = result["problems"]
     problems = "problem" if number == 1 else "problems"
     return f"{what} on {number} held-out {problems}"
@@ -158,7 +162,10 @@ def score_rows(result: Row) -> list[list[str]]:
 
 def score_table(result: Row) -> list[str]:
     rows = score_rows(result)
-    return make_table(["", "before", "after", "gain"], rows) if rows else []
+    if rows:
+        return make_table(["", "before", "after", "gain"], rows)
+
+    return []
 
 
 def curve_lines(rows: list[Row]) -> list[str]:
@@ -167,7 +174,11 @@ def curve_lines(rows: list[Row]) -> list[str]:
         return []
 
     # A step whose groups were all dropped has no entropy, one without readable golds no accuracy.
-    names = [name for name in CURVES if any(name in row for row in known)]
+    names = []
+    for name in CURVES:
+        if any(name in row for row in known):
+            names.append(name)
+
     return ["", "## Training", "", *training_table(known, names, ".3f")]
 
 

@@ -158,7 +158,10 @@ def is_by_reward(result: Row) -> bool:
 
 
 def measure_of(result: Row) -> str:
-    return "mean reward" if is_by_reward(result) else "greedy accuracy"
+    if is_by_reward(result):
+        return "mean reward"
+
+    return "greedy accuracy"
 
 
 # During training
@@ -251,7 +254,12 @@ class Scorer:
 
 def say_stopped_by_watch(watch: Watch, step: int, console: Console) -> None:
     assert watch.stopped_by is not None
-    why = watch.actions[-1].sentence() if watch.actions else watch.stopped_by.sentence()
+
+    if watch.actions:
+        why = watch.actions[-1].sentence()
+    else:
+        why = watch.stopped_by.sentence()
+
     sentence = f"stopped at step {step}: {why}"
 
     healthy = watch.last_healthy_checkpoint

@@ -58,11 +58,17 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             items.append((key, take_tensors_out(item, f"{path}.{key}", tensors)))
 
         has_names = all(isinstance(key, str) for key in tree)
-        return dict(items) if has_names else {PAIRS: [list(item) for item in items]}
+        if has_names:
+            return dict(items)
+
+        return {PAIRS: [list(item) for item in items]}
 
     if type(tree) in (list, tuple):
         items = [take_tensors_out(item, f"{path}.{k}", tensors) for k, item in enumerate(tree)]
-        return items if type(tree) is list else {TUPLE: items}
+        if type(tree) is list:
+            return items
+
+        return {TUPLE: items}
 
     raise ValueError(f"{path} is a {type(tree).__name__}; checkpoints hold plain values, tensors")
 

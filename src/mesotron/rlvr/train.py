@@ -87,7 +87,12 @@ def say_how_to_load(run: Path) -> None:
         return
 
     is_adapter = (newest.path / "adapter_config.json").is_file()
-    loader = "peft.AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
+
+    if is_adapter:
+        loader = "peft.AutoPeftModelForCausalLM"
+    else:
+        loader = "AutoModelForCausalLM"
+
     print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
 
 
@@ -197,7 +202,10 @@ def count_problems(config: TrainConfig, task: Task | None) -> float:
     if task is not None:
         return len(task.train)
 
-    return math.inf if config.task.num_train is None else config.task.num_train
+    if config.task.num_train is None:
+        return math.inf
+
+    return config.task.num_train
 
 
 def sample_to_score(config: TrainConfig) -> Task | None:

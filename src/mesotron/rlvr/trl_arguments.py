@@ -177,7 +177,12 @@ def check_enough(num_problems: float, config: TrainConfig) -> None:
     first = first_round_prompts(config.objective, config.rollout, num_processes())
     if num_problems < max(config.rollout.prompts, first):
         more = config.objective.dynamic_oversample
-        oversampled = f" with --objective.dynamic-oversample {more:g}" if more > 1 else ""
+
+        if more > 1:
+            oversampled = f" with --objective.dynamic-oversample {more:g}"
+        else:
+            oversampled = ""
+
         raise ValueError(
             f"{num_problems} training problems are fewer than the {first} prompts of one rollout "
             f"batch{oversampled}: give more problems or a smaller --batch"

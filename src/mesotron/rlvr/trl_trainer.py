@@ -112,7 +112,10 @@ def from_trl(inputs: dict[str, Any]) -> Batch:
     named: dict[str, Any] = {ours: inputs.get(theirs) for ours, theirs in TRL_NAMES.items()}
     mask = inputs["completion_mask"]
     named["loss_mask"] = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-    images = {name: x for name, x in inputs.items() if name not in TRL_NAMES.values()}
+    images = {}
+    for name, x in inputs.items():
+        if name not in TRL_NAMES.values():
+            images[name] = x
 
     return Batch(**named, images=images)
 
@@ -168,7 +171,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         average: float = 0.0,
         **rest: Any,
     ) -> None:
-        args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
+        if args is not None:
+            args = copy.copy(args)
+        else:
+            args = GRPOConfig("mesotron-grpo")
+
         self.objective = resolve_objective(args, objective)
         self.kind = objectives.get(self.objective.name)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
@@ -228,7 +235,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _with_votes(self, reward_funcs: Any, args: GRPOConfig) -> list[Any]:
         """Reward functions; with self-labels the votes train, and all others are logged."""
-        funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+
+        if isinstance(reward_funcs, list | tuple):
+            funcs = list(reward_funcs)
+        else:
+            funcs = [reward_funcs]
+
         funcs = [func for func in funcs if func is not None]
         if not self.self_labeled:
             return funcs
@@ -596,7 +608,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _anchor_generations(self) -> int:  # N in this mode
         samples = self.anchor is not None and self.policy.training
-        return (self.objective.momentum_generations or 0) if samples else 0
+        if samples:
+            return self.objective.momentum_generations or 0
+
+        return 0
 
     def _anchored(self) -> AnchoredSampler:
         def sample(rows: Any, number: int) -> Any:
@@ -846,7 +861,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             parts.append(part)
 
         logprobs = torch.cat([part[0] for part in parts])
-        entropies = torch.cat([part[1] for part in parts]) if compute_entropy else None
+
+        if compute_entropy:
+            entropies = torch.cat([part[1] for part in parts])
+        else:
+            entropies = None
 
         return logprobs, entropies, None
 
@@ -897,7 +916,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         # Accelerate's mixed precision rounds a sharded model's outputs to bfloat16, and TRL's
         # log-probabilities with them, by about 0.01; with one process it does not.
-        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
+
+        if self.accelerator.is_fsdp2:
+            plugin = self.accelerator.state.fsdp_plugin
+        else:
+            plugin = None
+
         if plugin is not None and plugin.mixed_precision_policy is not None:
             policy = replace(plugin.mixed_precision_policy, output_dtype=None)
             plugin.mixed_precision_policy = policy

@@ -134,7 +134,10 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
 
 def outside(path: Path) -> Path:
     """The run of a checkpoint, which another file would damage; other paths as they are."""
-    return path.parent.parent if path.parent.name == "checkpoints" else path
+    if path.parent.name == "checkpoints":
+        return path.parent.parent
+
+    return path
 
 
 def damage(path: Path) -> str | None:
@@ -178,7 +181,11 @@ def prune(root: Path, keep: int, newest: int, best: str | None = None) -> None:
     """Remove all but `keep` of the checkpoints up to the step just written, and never the best."""
     # Later checkpoints are unusable for a resumed run: counted, a damaged one would displace the
     # only intact one. Step 0 is the start that a guard can roll back to, and stays.
-    written = [one for one in list_checkpoints(root) if 0 < one.step <= newest]
+    written = []
+    for one in list_checkpoints(root):
+        if 0 < one.step <= newest:
+            written.append(one)
+
     for checkpoint in written[:-keep]:
         if best is None or checkpoint.path.name != Path(best).name:
             remove(checkpoint.path)

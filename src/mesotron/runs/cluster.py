@@ -77,7 +77,11 @@ class RayPool(CommandPool):
         env: Mapping[str, str],
         keep_open: Sequence[int] = (),
     ) -> Job:
-        path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        if "PYTHONPATH" in os.environ:
+            path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+        else:
+            path = {}
+
         remote: Any = ray.remote(Attendant)
         place = {
             "num_cpus": self._threads,

@@ -120,7 +120,11 @@ class LiveView:
         if self._spent is None:
             return []
 
-        ahead = "" if self._projected is None else f" of ${self._projected:,.2f}"
+        if self._projected is None:
+            ahead = ""
+        else:
+            ahead = f" of ${self._projected:,.2f}"
+
         return [f"${self._spent:,.2f}{ahead}"]
 
     def _known(self) -> dict[str, list[float]]:

@@ -88,7 +88,11 @@ def check_packages(versions: dict[str, str]) -> Iterator[Check]:
     own = versions.get("mesotron", "from source")
     yield "ok", "mesotron", f"{own}, Python {python_version()}"
 
-    shown = [f"{name} {number}" for name, number in versions.items() if name != "mesotron"]
+    shown = []
+    for name, number in versions.items():
+        if name != "mesotron":
+            shown.append(f"{name} {number}")
+
     mark = "ok" if "torch" in versions else "fail"
     yield mark, "packages", ", ".join(shown) or "none"
 

@@ -84,7 +84,11 @@ class StopRequest:
         self._signal = None
 
         if number is not None:
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            if number == signal.SIGINT:
+                name = "Ctrl-C"
+            else:
+                name = signal.Signals(number).name
+
             self._say(f"{name}: finishing this step, then saving; Ctrl-C again stops at once")
 
     @contextmanager
@@ -123,7 +127,12 @@ class StopRequest:
 def explain_interrupt(how_to_continue: str) -> Iterator[None]:
     """Add how to continue to a Ctrl-C or SIGTERM that stops at once, such as in an evaluation."""
     catches = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if catches else None
+
+    if catches:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    else:
+        before = None
+
     try:
         yield
     except KeyboardInterrupt as stop:

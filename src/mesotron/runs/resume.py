@@ -56,7 +56,11 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
     settings = resumed_settings(config, RunFolder(resume), instead)
     checkpoint, damaged = newest_whole(folder.checkpoints)
     notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
-    start = f"step {checkpoint.step}" if checkpoint else "the start: no intact checkpoint"
+
+    if checkpoint:
+        start = f"step {checkpoint.step}"
+    else:
+        start = "the start: no intact checkpoint"
 
     notes.append(f"resuming {path} from {start}")
 

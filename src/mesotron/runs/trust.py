@@ -54,7 +54,10 @@ def import_named(name: str, what: str) -> Any:
         raise ValueError(f"there is no file {module_name} for the {what} {name!r}")
 
     try:
-        module = import_file(module_name) if is_file else import_module(module_name)
+        if is_file:
+            module = import_file(module_name)
+        else:
+            module = import_module(module_name)
     except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
         hint = " (for a file of yours give FILE.py:NAME)" if is_absent else ""
@@ -62,7 +65,11 @@ def import_named(name: str, what: str) -> Any:
         raise ValueError(f"cannot import the {what} {name!r}: {reason}") from error
 
     if not callable(getattr(module, attribute, None)):
-        known = [one for one, value in vars(module).items() if callable(value)]
+        known = []
+        for one, value in vars(module).items():
+            if callable(value):
+                known.append(one)
+
         raise ValueError(f"{module_name} has no function {attribute!r}{suggest(attribute, known)}")
 
     return getattr(module, attribute)

@@ -190,7 +190,11 @@ class WorkerPool:
                 self._idle.put(index)
 
     def _replace(self, index: int) -> Worker:
-        ended = {process for process in set(self.processes) if process.poll() is not None}
+        ended = set()
+        for process in set(self.processes):
+            if process.poll() is not None:
+                ended.add(process)
+
         self.processes -= ended
 
         worker = Worker(**self._options)
@@ -387,7 +391,10 @@ def _serve(descriptor: int, codec: str) -> None:
     connection = Connection(descriptor)
 
     def encode(message: tuple[str, Any]) -> bytes:
-        return json.dumps(message).encode() if codec == "json" else pickle.dumps(message)
+        if codec == "json":
+            return json.dumps(message).encode()
+
+        return pickle.dumps(message)
 
     with suppress(EOFError, OSError):  # the parent is gone
         while True:

@@ -161,7 +161,10 @@ class FusedWeights:
 
 
 def base_of(model: Any) -> Any:
-    return model.get_base_model() if is_peft_model(model) else model
+    if is_peft_model(model):
+        return model.get_base_model()
+
+    return model
 
 
 def outer_weights(model: Any) -> list[Tensor]:
@@ -283,7 +286,12 @@ class FusedDecoder(Decoder):
         self.weights = weights
 
         # The kernel reads what is written, whatever the span.
-        parts = 1 if weights.kernels is not None else min(MAX_SPANS, -(-N // SPAN))
+
+        if weights.kernels is not None:
+            parts = 1
+        else:
+            parts = min(MAX_SPANS, -(-N // SPAN))
+
         self.spans = [-(-N * k // parts) for k in range(1, parts + 1)]
 
         # Keys and values of each layer; unwritten places must be finite.

@@ -233,7 +233,10 @@ def try_environment(name: str, environment: Callable[[], Any]) -> list[Tool]:
     """The tools of an environment, which is made once to see that it can be."""
     try:
         world = environment()
-        return public_methods(world) if callable(world.reset) else []
+        if callable(world.reset):
+            return public_methods(world)
+
+        return []
     except Exception as error:
         need = "must be a class without arguments that has a method reset"
         raise ValueError(f"--environment {name} {need}: {error}") from error

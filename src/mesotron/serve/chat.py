@@ -106,7 +106,10 @@ def talk(conversations: Sequence[Conversation], console: SafeConsole) -> None:
 def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
     """The messages before the first prompt: as given, or as in the run."""
     if config.system is not None:
-        return [{"role": "system", "content": config.system}] if config.system else []
+        if config.system:
+            return [{"role": "system", "content": config.system}]
+
+        return []
     if subject.start is None:
         return []
 

@@ -120,7 +120,12 @@ def load_line(place: str, whole: bool) -> str:
 def find_converter(out: Path) -> Path:
     """llama.cpp's script, from the variable LLAMA_CPP or the path."""
     folder = os.environ.get("LLAMA_CPP")
-    script = Path(folder).expanduser() / CONVERTER if folder else shutil.which(CONVERTER)
+
+    if folder:
+        script = Path(folder).expanduser() / CONVERTER
+    else:
+        script = shutil.which(CONVERTER)
+
     if script is None or not Path(script).is_file():
         raise ValueError(
             "--gguf needs llama.cpp's converter: set LLAMA_CPP to a clone of it, or export without "
@@ -232,4 +237,7 @@ def public(value: Any) -> str:
 
     text = " ".join(str(value).split())
     is_local = text.startswith(("/", "~", ".")) or os.path.exists(text.partition(":")[0])
-    return Path(text).name if is_local else text.replace("|", "\\|")
+    if is_local:
+        return Path(text).name
+
+    return text.replace("|", "\\|")

@@ -51,12 +51,20 @@ class Filter:
         if self.cutoff is None:
             return len(self.steps)
         # The Schatten-8 norm exceeds the largest singular value by at most min(m, n)^(1/8).
-        t = noise_edge(m, n) if self.cutoff == "noise" else self.cutoff * min(m, n) ** -0.125
+
+        if self.cutoff == "noise":
+            t = noise_edge(m, n)
+        else:
+            t = self.cutoff * min(m, n) ** -0.125
+
         return num_promotions(t) + self.suppress
 
     def steepest_steps(self, m: int, n: int) -> tuple[Triple, ...]:
         """The triples to plan an m x n matrix with; a cutoff filter's own are no steeper."""
-        return self.steps if self.cutoff is None else (PROMOTE,) * self.num_steps(m, n)
+        if self.cutoff is None:
+            return self.steps
+
+        return (PROMOTE,) * self.num_steps(m, n)
 
 
 def muon(steps: int = 5) -> Filter:

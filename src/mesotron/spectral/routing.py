@@ -117,7 +117,11 @@ class RoutingTable:
         """Tensors and parameters per rule, spectral rules first."""
         counts = {}
         for rule in _colors():
-            sizes = [row.numel for row in self.rows if row.rule == rule]
+            sizes = []
+            for row in self.rows:
+                if row.rule == rule:
+                    sizes.append(row.numel)
+
             if sizes:
                 counts[rule] = Count(len(sizes), sum(sizes))
 

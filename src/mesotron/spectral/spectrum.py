@@ -51,7 +51,10 @@ class ResponseCurve:
     @property
     def unit(self) -> str:
         relative = isinstance(self.filter.cutoff, float)
-        return "largest singular value" if relative else "Frobenius norm"
+        if relative:
+            return "largest singular value"
+
+        return "Frobenius norm"
 
     def at(self, sigma: Any) -> np.ndarray:
         return response(self.filter, sigma, self.shape)
@@ -190,7 +193,10 @@ def _properties(curve: ResponseCurve) -> dict[str, str]:
 
 
 def _place(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}".removeprefix("0")
+    if value is None:
+        return "–"
+
+    return f"{value:.4f}".removeprefix("0")
 
 
 def _new_table(title: str, first: str) -> Table:

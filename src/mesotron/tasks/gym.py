@@ -108,7 +108,11 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
     make, config_type = DATASETS[name]
 
     try:
-        values = {} if level is None else _values_of_level(name, level, seed, given["size"])
+        if level is None:
+            values = {}
+        else:
+            values = _values_of_level(name, level, seed, given["size"])
+
         values |= given
         values["seed"] = seed
 
@@ -160,7 +164,10 @@ def score(answer: str, address: Address) -> float:
         log.debug("the scorer of rg:%s failed on %r: %r", name, answer[:80], error)
         return 0.0
 
-    return 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
+    if math.isnan(value):
+        return 0.0
+
+    return min(1.0, max(0.0, value))
 
 
 def regrade(

@@ -47,7 +47,11 @@ class DataSource:
         text += f", gold = {self._describe_gold()}"
 
         used = (self.prompt, self.gold)
-        other_columns = [name for name in self.names if name not in used]
+        other_columns = []
+        for name in self.names:
+            if name not in used:
+                other_columns.append(name)
+
         if other_columns:
             text += f", other columns: {', '.join(other_columns)}"
 
@@ -141,7 +145,11 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> DataSource:
 
     stem = f"{data_name(path)}{number}"
     problems = make_problems(train, f"{stem}-train", columns)
-    test_problems = [] if test is None else make_problems(test, f"{stem}-test", columns)
+
+    if test is None:
+        test_problems = []
+    else:
+        test_problems = make_problems(test, f"{stem}-test", columns)
 
     # Texts to compare with are for the reward: no answer in them can be checked.
     if has_prose(rows, [*problems, *test_problems]):
@@ -356,4 +364,7 @@ def read_message(value: Any, place: str) -> Message:
 def join_parts(parts: Sequence[Any]) -> str | None:
     """The text of a message in parts, as of multimodal models; None if a part is no text."""
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    return None if None in texts else "".join(map(str, texts))
+    if None in texts:
+        return None
+
+    return "".join(map(str, texts))

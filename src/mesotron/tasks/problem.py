@@ -100,7 +100,11 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
 
 
 def choose_examples(problems: Sequence[Problem], config: TaskConfig) -> list[Problem]:
-    solved = [problem for problem in problems if problem.solution is not None and problem.gold]
+    solved = []
+    for problem in problems:
+        if problem.solution is not None and problem.gold:
+            solved.append(problem)
+
     if len(solved) < config.few_shot:
         raise ValueError(
             f"few_shot={config.few_shot} needs as many solved training problems, but "

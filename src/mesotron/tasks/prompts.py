@@ -49,8 +49,15 @@ def solved_text(problem: Problem, format: AnswerFormat | None) -> str:
             raise ValueError(f"the problem {problem.id} has no gold answer")
         return problem.solution
 
-    answer = format.render(problem.gold) if format else f"The answer is {problem.gold}."
-    return f"{problem.solution}\n{answer}" if problem.solution else answer
+    if format:
+        answer = format.render(problem.gold)
+    else:
+        answer = f"The answer is {problem.gold}."
+
+    if problem.solution:
+        return f"{problem.solution}\n{answer}"
+
+    return answer
 
 
 def plain_text(messages: Sequence[Message]) -> str:

@@ -159,7 +159,11 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
     texts = _demonstrations(task, config, tokenizer)
     pairs = prompts.demonstrate(texts, tokenizer) if texts else []
-    fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
+    fitting = []
+    for pair in pairs:
+        if sum(map(len, pair)) <= config.max_tokens:
+            fitting.append(pair)
+
     _check_fitting(len(fitting), task, config)
 
     ids = []

@@ -125,7 +125,11 @@ def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[TableRow] |
     """The rows of the first split that has files; None if none has."""
     for name in names:
         pattern = rf"{name}(-\d+-of-\d+)?"  # train.jsonl, the hub's train-00000-of-00002.parquet
-        parts = [file for file in files if re.fullmatch(pattern, file.stem)]
+        parts = []
+        for file in files:
+            if re.fullmatch(pattern, file.stem):
+                parts.append(file)
+
         if parts:
             return [row for part in parts for row in read_rows(part)]
 
@@ -204,7 +208,12 @@ def _read_hub(name: str, subset: str | None) -> Splits:
     except Exception as error:
         # The hub's client raises a dozen unrelated types.
         offline = os.environ.get("HF_HUB_OFFLINE") == "1"
-        reason = " (HF_HUB_OFFLINE is set, or there is no network)" if offline else ""
+
+        if offline:
+            reason = " (HF_HUB_OFFLINE is set, or there is no network)"
+        else:
+            reason = ""
+
         first = str(error).partition("\n")[0][:200]
         raise ValueError(
             f"{name!r} is not a local file and cannot be loaded from the hub{reason}: "

@@ -75,7 +75,11 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
     if not (path / DESCRIPTION).is_file():
         newest, damaged = newest_whole(path / "checkpoints")
         if newest is None:
-            reason = damaged[0] if damaged else "give a run of mesotron vla train"
+            if damaged:
+                reason = damaged[0]
+            else:
+                reason = "give a run of mesotron vla train"
+
             raise ValueError(f"{path} has no checkpoint of a policy: {reason}")
 
         for wrong in damaged:

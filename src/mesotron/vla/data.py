@@ -24,7 +24,12 @@ class Frames:
 
         if demos.images:
             size = sum(images.nbytes for images in demos.images.values())
-            home = device if size <= MAX_BYTES_ON_DEVICE else torch.device("cpu")
+
+            if size <= MAX_BYTES_ON_DEVICE:
+                home = device
+            else:
+                home = torch.device("cpu")
+
             views = [torch.from_numpy(images).to(home) for images in demos.images.values()]
 
             # uint8 [M, C, 3, H, W]
@@ -46,7 +51,11 @@ class Frames:
         self._actions = torch.from_numpy(actions).float().to(device)
         self._real = torch.from_numpy(real).to(device)
         where = demos.where
-        self._where = None if where is None else torch.from_numpy(where).float().to(device)
+
+        if where is None:
+            self._where = None
+        else:
+            self._where = torch.from_numpy(where).float().to(device)
 
     def __len__(self) -> int:
         return len(self._state)

@@ -189,7 +189,11 @@ def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[st
         manifest = read_manifest(folder)
         wanted = facts | {"compact": compact}
 
-        differs = [key for key, value in wanted.items() if manifest.get(key) != value]
+        differs = []
+        for key, value in wanted.items():
+            if manifest.get(key) != value:
+                differs.append(key)
+
         if world_of(manifest) != world:
             differs.insert(0, "world")
 
@@ -323,7 +327,12 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
             recording.answers.append(number)
 
         recording.actions.append(action)
-        moved = action if spec.scatter else action + rng.normal(0, noise, action.shape)
+
+        if spec.scatter:
+            moved = action
+        else:
+            moved = action + rng.normal(0, noise, action.shape)
+
         success, done = world.move(np.clip(moved, -1, 1).astype(np.float32))
         if done:
             return recording._replace(success=success)

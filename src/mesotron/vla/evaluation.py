@@ -75,7 +75,12 @@ def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldCo
         raise ValueError(f"{saved.path} is from recordings without a world: give --world NAME")
 
     body = saved.policy.body
-    images = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
+
+    if body.cameras:
+        images = {"pixels": body.pixels, "wrist": "wrist" in body.cameras}
+    else:
+        images = {}
+
     config = WorldConfig(name=name, **images)
 
     world = build_world(config)

@@ -35,7 +35,11 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
 def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimizer:
     """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE."""
     table = route_parts(policy, config)
-    cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
+
+    if config.promote is None and config.cutoff is None:
+        cutoff = "noise"
+    else:
+        cutoff = config.cutoff
 
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, routed in enumerate(table.groups(policy)):
@@ -154,7 +158,11 @@ class GradientProbe:
             loss(micro_batch).backward()
 
             for part, matrices in self._matrices.items():
-                grads = [p.grad.detach().clone() for p in matrices if p.grad is not None]
+                grads = []
+                for p in matrices:
+                    if p.grad is not None:
+                        grads.append(p.grad.detach().clone())
+
                 squares[part].append(squared_norm(grads))
                 before = sums.get(part, [torch.zeros_like(g) for g in grads])
                 sums[part] = [a + b for a, b in zip(before, grads, strict=True)]

@@ -223,7 +223,12 @@ class Action(nn.Module):
         super().__init__()
         self.queries = nn.Parameter(chunk_positions(chunk, size.width))
         self.noisy = nn.Linear(action_dim, size.width) if needs_noise else None
-        self.time = encoders.Mlp(size.width, size.width) if needs_noise else None
+
+        if needs_noise:
+            self.time = encoders.Mlp(size.width, size.width)
+        else:
+            self.time = None
+
         self.decoder = Stack(size, size.action, cross=True)
         self.head = nn.Linear(size.width, action_dim)
 
@@ -265,7 +270,12 @@ class Policy(nn.Module):
         num_cameras = len(body.cameras)
         self.config = config
         self.body = body
-        self.head = FlowHead(config.flow_steps) if config.head == "flow" else RegressionHead()
+
+        if config.head == "flow":
+            self.head = FlowHead(config.flow_steps)
+        else:
+            self.head = RegressionHead()
+
         self.vision = None
 
         if num_cameras and config.vision_tower is not None:
@@ -280,7 +290,11 @@ class Policy(nn.Module):
 
         self.fusion = Fusion(size, body.state_dim)
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
-        self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None
+
+        if where:
+            self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)})
+        else:
+            self.where = None
 
         units = {
             "state": Normalizer(body.state_dim),
@@ -357,7 +371,11 @@ def make_act(policy: Policy, device: torch.device | str = "cpu") -> Act:
 
         texts = [one[TASK] for one in observations]
         distinct = list(dict.fromkeys(texts))
-        images = stack_images(observations, cameras).to(device) if cameras else None
+
+        if cameras:
+            images = stack_images(observations, cameras).to(device)
+        else:
+            images = None
 
         inputs = Inputs(
             images,

@@ -185,7 +185,10 @@ class _LiveEpisode:
 
         step = self.world.step(actions[0])
         self.frames.append(self.world.picture(FRAME_PIXELS))
-        return step if step.done or len(actions) == 1 else self.play(actions[1:])
+        if step.done or len(actions) == 1:
+            return step
+
+        return self.play(actions[1:])
 
     def end(self, success: bool, error: str = "") -> EpisodeState:
         frames = np.stack(self.frames) if self.frames else None

@@ -125,7 +125,11 @@ def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | Non
 
     assert config.language_tower is not None
 
-    place = config.language_tower if checkpoint is None else str(checkpoint / LANGUAGE_FOLDER)
+    if checkpoint is None:
+        place = config.language_tower
+    else:
+        place = str(checkpoint / LANGUAGE_FOLDER)
+
     model = _load_model(place, checkpoint)
     tower = model.get_encoder() if model.config.is_encoder_decoder else model
     tower = getattr(tower, "text_model", tower)

@@ -104,7 +104,11 @@ class Trainer:
             group["lr"] = lr * factor
 
     def _step_on(self, rows: Tensor) -> dict[str, Tensor]:
-        grads = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        grads = []
+        for p in self.policy.parameters():
+            if p.grad is not None:
+                grads.append(p.grad)
+
         if self._replay is None:
             self.optimizer.zero_grad()
         elif grads:  # a graph needs its gradients in place
@@ -198,10 +202,17 @@ def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
 
     is_able = frames.device.type == "cuda" and frames.is_on_device and not has_svd
     if config.graph and not is_able:
-        why = "low_rank needs an SVD" if has_svd else "the images are not on a GPU"
+        if has_svd:
+            why = "low_rank needs an SVD"
+        else:
+            why = "the images are not on a GPU"
+
         raise ValueError(f"--graph is not possible: {why}")
 
-    return config.graph if config.graph is not None else is_able and not has_tower
+    if config.graph is not None:
+        return config.graph
+
+    return is_able and not has_tower
 
 
 def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:

@@ -124,7 +124,10 @@ class Watch(TrainerCallback):
 
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
-        return diagnose_run(self.monitor) if self.monitor.rows else None
+        if self.monitor.rows:
+            return diagnose_run(self.monitor)
+
+        return None
 
     @property
     def last_healthy_checkpoint(self) -> int | None:
@@ -133,7 +136,11 @@ class Watch(TrainerCallback):
         if onset is None:
             return max(self._saved, default=None)
 
-        healthy = [step for step in self._saved if step < max(onset, 1)]
+        healthy = []
+        for step in self._saved:
+            if step < max(onset, 1):
+                healthy.append(step)
+
         return max(healthy, default=None)
 
     # What the trainer calls
@@ -413,7 +420,11 @@ def broadcast(decision: Any) -> Any:
 
 
 def _as_row(logs: Mapping[str, Any], step: int) -> Row:
-    numbers = {key: float(x) for key, x in logs.items() if is_number(x)}
+    numbers = {}
+    for key, x in logs.items():
+        if is_number(x):
+            numbers[key] = float(x)
+
     return numbers | {"step": float(step)}
 
 

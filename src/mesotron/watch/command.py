@@ -69,7 +69,12 @@ def run(config: WatchConfig) -> int:
     )
 
     notes: list[str] = []
-    runs = [config.path] if config.follow else find_runs(config.path, config.kind, notes)
+
+    if config.follow:
+        runs = [config.path]
+    else:
+        runs = find_runs(config.path, config.kind, notes)
+
     if config.alerts and len(runs) > 1:
         raise ValueError(f"--alerts needs one run of {config.path}, such as {runs[0]}")
 
@@ -172,7 +177,11 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
 
 def send_cause(diagnosis: Diagnosis, alerts: Alerts) -> None:
     """Send the last event of the detector that explains the run."""
-    events = [event for event in diagnosis.events if event.detector == diagnosis.cause]
+    events = []
+    for event in diagnosis.events:
+        if event.detector == diagnosis.cause:
+            events.append(event)
+
     if events:
         alerts.send(events[-1])
 
@@ -246,7 +255,11 @@ class Watcher:
             return f"no reward is logged: it is read from {', '.join(self.names.reward_from[:3])}"
 
         rows = self.monitor.rows
-        rewarded = [k for k, row in enumerate(rows) if "reward" in canonical(row)]
+        rewarded = []
+        for k, row in enumerate(rows):
+            if "reward" in canonical(row):
+                rewarded.append(k)
+
         if not rewarded:
             unknown = sorted(self.names.seen - {"step"})
             close = suggest_names(name for name in unknown if not is_known(name))

@@ -199,7 +199,10 @@ class Engine:
             correct = self.window("correct")
             sampled = correct.now if correct else None
 
-        return None if sampled is None else abs(values["greedy"] - sampled)
+        if sampled is None:
+            return None
+
+        return abs(values["greedy"] - sampled)
 
     # Tracks
 
@@ -368,7 +371,11 @@ class Engine:
             if window is None or symptom.metric in evidence:
                 continue
 
-            before = None if symptom.is_level else window.reference(symptom.since)
+            if symptom.is_level:
+                before = None
+            else:
+                before = window.reference(symptom.since)
+
             evidence[symptom.metric] = Evidence(
                 metric=symptom.metric,
                 since=None if before is None else symptom.since,

@@ -76,7 +76,10 @@ class Event:
             evidence = ", ".join(item.text() for item in self.evidence)
             text += f" ({evidence})"
 
-        return f"{text}; {self.remedy}" if with_remedy else text
+        if with_remedy:
+            return f"{text}; {self.remedy}"
+
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,12 @@ class Action:
 
     def sentence(self) -> str:
         """The action in one line: "step 70 rollback 1 to step 50: ...; optim.lr 0.01 to 0.005"."""
-        where = f" {self.attempt} to step {self.checkpoint}" if self.is_rollback else ""
+
+        if self.is_rollback:
+            where = f" {self.attempt} to step {self.checkpoint}"
+        else:
+            where = ""
+
         parts = [f"step {self.step} {self.action}{where}: {self.reason}"]
         for change in self.changes:
             old = _text(change["old"])
@@ -139,4 +147,7 @@ class Action:
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "+".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+
+    return str(value)

@@ -122,7 +122,10 @@ def locate(path: Path, kind: str = AUTO) -> LogSource:
 
     source = _run_of_folder(path, formats_of(kind))
     if source is not None:
-        return locate(source.files[0], source.kind) if source.is_file else source
+        if source.is_file:
+            return locate(source.files[0], source.kind)
+
+        return source
 
     runs = find_runs(path, kind)
     if len(runs) > 1:
@@ -185,7 +188,10 @@ def _run_of_folder(folder: Path, formats: Formats) -> LogSource | None:
 def _logs_in_folder(folder: Path, formats: Formats, notes: list[str]) -> list[LogSource]:
     """The log files in a folder, of the best format that it has."""
     entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
-    files = [entry for entry in entries if entry.is_file() and not is_dump(entry)]
+    files = []
+    for entry in entries:
+        if entry.is_file() and not is_dump(entry):
+            files.append(entry)
 
     found: dict[str, list[LogSource]] = {}
     for log_format in formats:

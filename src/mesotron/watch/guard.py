@@ -48,7 +48,11 @@ def choose_event(
 ) -> Event | None:
     """The event to act on: the first fatal one that is not harmless and as likely to be right as
     the guard must be; an uncertain one is only reported."""
-    harmless = {detector.name for detector in detectors if detector.harmless}
+    harmless = set()
+    for detector in detectors:
+        if detector.harmless:
+            harmless.add(detector.name)
+
     for event in events:
         is_sure = event.confidence is None or event.confidence >= precision
         if event.severity == "stop" and is_sure and event.detector not in harmless:

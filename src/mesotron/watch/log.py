@@ -107,7 +107,10 @@ class Stream:
     def _count(self, before: int) -> int:
         self.resumed = self._timeline.changed
         self._timeline.changed = False
-        return self.num_ready if self.resumed else self.num_ready - before
+        if self.resumed:
+            return self.num_ready
+
+        return self.num_ready - before
 
     def _open(self) -> list[Reader]:
         """The readers of the log's files; a file that was begun again gets a new one."""
@@ -243,7 +246,11 @@ class Timeline:
     def _give_step(self, row: Row) -> Row:
         """W&B's count of calls, the last known step, or a count of rows."""
         calls = row.get("_step")
-        numbers = {key: x for key, x in row.items() if key not in ("step", "_step")}
+        numbers = {}
+        for key, x in row.items():
+            if key not in ("step", "_step"):
+                numbers[key] = x
+
         if self._has_steps:
             return {"step": self._last} | numbers
         if calls is not None and math.isfinite(calls):

@@ -129,7 +129,11 @@ class Names:
             if theirs in row:
                 named[own_name(ours)] = row[theirs]
 
-        rewards = [row[name] for name in self.reward_from if name in row]
+        rewards = []
+        for name in self.reward_from:
+            if name in row:
+                rewards.append(row[name])
+
         if rewards:
             named[own_name("reward")] = sum(rewards) / len(rewards)
 

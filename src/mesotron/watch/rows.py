@@ -140,7 +140,11 @@ class RunNames:
 
     def add(self, names: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         """Count a row by what its columns name it; returns the name of its run."""
-        given = [str(name) for name in names.values() if name not in (None, "")]
+        given = []
+        for name in names.values():
+            if name not in (None, ""):
+                given.append(str(name))
+
         run = "/".join(given)
 
         if run in self.num_rows:
@@ -155,7 +159,10 @@ class RunNames:
     def several(self) -> list[str]:
         """The names, if they are those of several runs."""
         # A run of one row is a config.
-        names = [run for run, count in self.num_rows.items() if run and count > 1]
+        names = []
+        for run, count in self.num_rows.items():
+            if run and count > 1:
+                names.append(run)
 
         # Seeds that begin at different steps are of one run, which drew new ones or was resumed.
         beginnings = {self.first_steps[name] for name in names}

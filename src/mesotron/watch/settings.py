@@ -92,7 +92,10 @@ def _grpo_settings(trainer: Any) -> Settings:
 
     def autocast() -> str | None:
         mixed = trainer.accelerator.mixed_precision != "no"
-        return "its log-probabilities are computed in mixed precision" if mixed else None
+        if mixed:
+            return "its log-probabilities are computed in mixed precision"
+
+        return None
 
     def attribute(name: str, **options: Any) -> LiveSetting:
         return LiveSetting(

@@ -170,7 +170,10 @@ class Symptom:
     def text(self) -> str:
         """The symptom in a few words: "reward down by 50% from its best"."""
         text = f"{self.metric.replace('_', ' ')} {self._move_text()}"
-        return f"{text} (if logged)" if self.optional else text
+        if self.optional:
+            return f"{text} (if logged)"
+
+        return text
 
     def _move_text(self) -> str:
         since = REFERENCES[self.since]
@@ -179,7 +182,10 @@ class Symptom:
 
         if self.is_level:
             text = f"{self.moved} {self.level:g}"
-            return f"{text} on average over {since}" if self.since == "run" else text
+            if self.since == "run":
+                return f"{text} on average over {since}"
+
+            return text
 
         if self.moved in ("not_up", "still"):
             moved = self.moved.replace("_", " ")
@@ -192,7 +198,10 @@ class Symptom:
             limits.append(f"{self.change:g}")
 
         text = f"{self.moved} by {' and '.join(limits)} from {since}"
-        return text if self.level is None else f"{text}, past {self.level:g}"
+        if self.level is None:
+            return text
+
+        return f"{text}, past {self.level:g}"
 
     # When did it begin?
 
@@ -210,7 +219,10 @@ class Symptom:
         steps = window.track.steps
         if window.track.sparse:
             # The change came some time after the last good evaluation.
-            return steps[0] if last is None else steps[last] + 1
+            if last is None:
+                return steps[0]
+
+            return steps[last] + 1
 
         # The first bad row is at most half a window before the first bad median.
         first = 0 if last is None else last + 1

@@ -74,7 +74,10 @@ class TrackWindow:
             return math.sqrt(bernoulli_variance(pooled) * inverse / trials)
 
         error = math.sqrt(inverse) * self.track.noise
-        return error if self.track.sparse else error * TRIMMED_ERROR
+        if self.track.sparse:
+            return error
+
+        return error * TRIMMED_ERROR
 
     def _reference(self, since: Since) -> Reference:
         track = self.track

@@ -78,7 +78,10 @@ def _state_line(table: RoutingTable) -> str:
 
 
 def _show(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
+    if size < 1e9:
+        return f"{size / 1e6:,.1f} MB"
+
+    return f"{size / 1e9:,.2f} GB"
 
 
 def load_on_meta(source: str) -> nn.Module:

@@ -33,7 +33,12 @@ def model_behind(params: object) -> nn.Module:
         return params
 
     generator = inspect.isgenerator(params)
-    owner = inspect.getgeneratorlocals(params).get("self") if generator else None
+
+    if generator:
+        owner = inspect.getgeneratorlocals(params).get("self")
+    else:
+        owner = None
+
     items: list[Any] = list(params.items() if isinstance(params, Mapping) else params)  # type: ignore
     if isinstance(owner, nn.Module) and _holds_all(items, owner):
         return owner

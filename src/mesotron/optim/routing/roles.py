@@ -86,7 +86,10 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
     Sequential, looking through wrappers."""
     module = model
     while True:
-        trained = [m for m in module.children() if next(m.parameters(), None) is not None]
+        trained = []
+        for m in module.children():
+            if next(m.parameters(), None) is not None:
+                trained.append(m)
 
         # An attention block ends in its own projection.
         if not trained or is_a(module, *_PRETRAINED) or is_attention(module):
@@ -171,7 +174,11 @@ def _ends_head(site: ModuleSite) -> bool:
                 return True
 
             kinds = (nn.Linear, *_PLAIN_CONVS)
-            layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+            layers = []
+            for layer in module.modules():
+                if isinstance(layer, kinds):
+                    layers.append(layer)
+
             return layers[-1] is site.owner
 
     return False

@@ -150,7 +150,11 @@ def _rule_of(role: Role, name: str, wishes: _Wishes) -> str:
     if not role.is_matrix and role.name != "unknown":
         return wishes.aux
 
-    below = [prefix for prefix in wishes.modalities if _is_below(name, prefix)]
+    below = []
+    for prefix in wishes.modalities:
+        if _is_below(name, prefix):
+            below.append(prefix)
+
     if not below:
         return wishes.matrix
 

@@ -37,7 +37,10 @@ class ModuleSite(Site):
     @property
     def parent(self) -> nn.Module:
         """The module that holds the owner, without wrappers; the owner itself at the root."""
-        return self.modules[-2] if len(self.modules) > 1 else self.owner
+        if len(self.modules) > 1:
+            return self.modules[-2]
+
+        return self.owner
 
     @property
     def config(self) -> Any | None:
@@ -79,7 +82,10 @@ def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:
 def imported_class(module: str, name: str) -> type | None:
     """A class of an optional library, or None if that is not imported (then no instance exists)."""
     loaded = sys.modules.get(module)
-    return getattr(loaded, name, None) if loaded is not None else None
+    if loaded is not None:
+        return getattr(loaded, name, None)
+
+    return None
 
 
 def is_a(module: nn.Module, library: str, name: str) -> bool:

@@ -73,7 +73,10 @@ class Part(NamedTuple):
 
     def gradient(self) -> Tensor:
         """The local gradient; zeros where only other ranks have one."""
-        return torch.zeros_like(self.weight) if self.grad is None else self.grad
+        if self.grad is None:
+            return torch.zeros_like(self.weight)
+
+        return self.grad
 
     def reference_scale(self) -> float:
         shapes = block_shapes(self.group["view"], tuple(self.param.shape))
@@ -456,7 +459,10 @@ def _direct(part: Part, finite: Tensor | None) -> Tensor:
     momentum = local_part(part.state["momentum_buffer"])
     U = update_momentum(part.gradient(), momentum, part.group, finite)
 
-    return U if finite is None else torch.where(finite, U, 0.0)
+    if finite is None:
+        return U
+
+    return torch.where(finite, U, 0.0)
 
 
 def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
@@ -465,7 +471,11 @@ def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | Non
     if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)
 
-    dim = part.param.ndim - 2 if View.parse(part.group["view"]).layout == "stack" else 0
+    if View.parse(part.group["view"]).layout == "stack":
+        dim = part.param.ndim - 2
+    else:
+        dim = 0
+
     stride = max(1, part.param.shape[dim] // SAMPLE_ROWS)
     rows = (*[slice(None)] * dim, slice(None, None, stride))
 

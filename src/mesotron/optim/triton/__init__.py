@@ -23,4 +23,7 @@ def available(device: torch.device) -> bool:
 @lru_cache
 def capability(device: torch.device) -> int:
     """The major compute capability; in Triton's interpreter, on a CPU, Hopper's."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0]
+
+    return 9

@@ -124,7 +124,10 @@ class FusedStep:
 
     def replayed(self, groups: list[Group], states: Mapping) -> "StepReplay | None":
         """For an optimizer whose steps are all in this plan; None before it is captured."""
-        return StepReplay(self, groups, states) if self._graph is not None else None
+        if self._graph is not None:
+            return StepReplay(self, groups, states)
+
+        return None
 
     def refresh(self, bases: Mapping[int, int] | Sequence[int]) -> None:
         """Upload the gradients' addresses, by the parameters' numbers, and the groups' numbers."""

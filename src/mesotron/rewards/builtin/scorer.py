@@ -11,4 +11,7 @@ from mesotron.rewards.registry import Judged, reward
 )
 def scorer(completion: Judged) -> float:
     facts = completion.facts
-    return float(facts.correct) if facts.score is None else facts.score
+    if facts.score is None:
+        return float(facts.correct)
+
+    return facts.score

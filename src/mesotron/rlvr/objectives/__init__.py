@@ -166,7 +166,10 @@ def anchor_generations(config: ObjectiveConfig, objective: Objective, generation
     if config.momentum_generations is not None:
         return config.momentum_generations
 
-    return max(1, generations // 4) if objective.shares_group else generations
+    if objective.shares_group:
+        return max(1, generations // 4)
+
+    return generations
 
 
 def trained_generations(config: ObjectiveConfig, generations: int) -> int:

@@ -164,7 +164,10 @@ class FixedPass:
         }
 
         backbone = self.model.base_model
-        swapped = {n: leaves[p] for n, p in backbone.named_parameters() if p in leaves}
+        swapped = {}
+        for n, p in backbone.named_parameters():
+            if p in leaves:
+                swapped[n] = leaves[p]
 
         return functional_call(backbone, swapped, kwargs=inputs).last_hidden_state
 
@@ -218,7 +221,12 @@ class Recorder:
     def __call__(self, packed: PackedGroups, temperature: float) -> Scores:
         tokens = Tokens(packed.ids, packed.prompt, packed.labels)
         key = (packed.frame, temperature)
-        recording = self._recording(key, tokens) if tokens.ids.device.type == "cuda" else None
+
+        if tokens.ids.device.type == "cuda":
+            recording = self._recording(key, tokens)
+        else:
+            recording = None
+
         if recording is None:
             return self.work(tokens, *key)
 
@@ -292,7 +300,11 @@ class Replay(torch.autograd.Function):
 
 def recording_obstacle(model: Any) -> str | None:
     settings = model.config.get_text_config().to_dict()
-    drops = [m.p for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+    drops = []
+    for m in model.modules():
+        if isinstance(m, nn.Dropout) and m.p > 0:
+            drops.append(m.p)
+
     drops += [x for name, x in settings.items() if name.endswith(("dropout", "pdrop")) and x]
     if drops:
         return f"it has dropout {drops[0]}"

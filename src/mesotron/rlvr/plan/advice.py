@@ -117,7 +117,12 @@ def families(config: PlanConfig) -> Iterator[Family]:
 
     if model.load == "full" and not rollout.fast and rollout.vllm == "off":
         rounded = replace(model, lora=model.lora or 16, load="4bit")
-        flags = "--model.load 4bit" if model.lora else "--lora 16 --model.load 4bit"
+
+        if model.lora:
+            flags = "--model.load 4bit"
+        else:
+            flags = "--lora 16 --model.load 4bit"
+
         yield Family(rounded, flags, [{}, *smaller])
 
 
@@ -139,4 +144,7 @@ def smaller_batches(config: PlanConfig) -> list[dict[str, int]]:
 
 
 def spell(seconds: float) -> str:
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    if seconds >= 100:
+        return f"{seconds:,.0f}"
+
+    return f"{seconds:.3g}"

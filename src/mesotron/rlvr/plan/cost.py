@@ -66,7 +66,10 @@ class RunEstimate(NamedTuple):
             if limit is not None and step:
                 fits.append(limit / step)
 
-        return math.floor(min(fits) * (1 + 1e-9)) if fits else None
+        if fits:
+            return math.floor(min(fits) * (1 + 1e-9))
+
+        return None
 
 
 def run(config: PlanConfig) -> int:
@@ -178,7 +181,12 @@ def money_rows(result: RunEstimate, config: PlanConfig) -> list[TableRow]:
     affordable = result.affordable_steps
     if affordable is not None:
         is_enough = affordable >= config.steps
-        steps = "all of this run" if is_enough else f"{affordable:,} steps of it"
+
+        if is_enough:
+            steps = "all of this run"
+        else:
+            steps = f"{affordable:,} steps of it"
+
         bought = f"{steps}; {affordable / epoch:.3g} epochs"
         rows.append((f"{spell_limits(config)} buy", bought))
 

@@ -116,7 +116,12 @@ def find_own_gpu() -> tuple[GpuName | None, str]:
         return None, ""
 
     gpu = find_device(gpus[0].name)
-    problem = "" if gpu else f"{gpus[0].name} is not in the table: give a similar one by --gpu"
+
+    if gpu:
+        problem = ""
+    else:
+        problem = f"{gpus[0].name} is not in the table: give a similar one by --gpu"
+
     return gpu, problem
 
 
@@ -198,5 +203,9 @@ def _known_shape(name: str) -> Shape | None:
 
 def _positive(rows: Sequence[Row], name: str) -> list[float]:
     values: list[Any] = [row.get(name) for row in rows]
-    numbers = [value for value in values if isinstance(value, int | float)]
+    numbers = []
+    for value in values:
+        if isinstance(value, int | float):
+            numbers.append(value)
+
     return [number for number in numbers if 0 < number < math.inf]

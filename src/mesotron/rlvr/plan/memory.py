@@ -72,7 +72,10 @@ def optimizer_state_bytes(setup: Setup) -> float:
 
 
 def matrix_weights(setup: Setup) -> int:
-    return setup.trained if setup.lora else setup.shape.linear
+    if setup.lora:
+        return setup.trained
+
+    return setup.shape.linear
 
 
 def fast_rollout_bytes(setup: Setup) -> float:

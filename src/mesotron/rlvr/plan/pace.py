@@ -49,7 +49,10 @@ def find_pace(config: PlanConfig, num_prompts: int, step: StepEstimate) -> Pace:
 
 def spell_runs(runs: Sequence[str]) -> str:
     shown = ", ".join(runs[:2])
-    return f"{shown} and {len(runs) - 2} more" if len(runs) > 2 else shown
+    if len(runs) > 2:
+        return f"{shown} and {len(runs) - 2} more"
+
+    return shown
 
 
 def calibrate(config: PlanConfig) -> Pace:

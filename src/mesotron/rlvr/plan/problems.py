@@ -45,7 +45,10 @@ def find_problems(task: TaskConfig) -> Problems:
         name = task.name
         is_on_disk = name not in DATASETS or Path(name).expanduser().exists()
 
-    return _count(task) if is_on_disk else _hub_problems(name, task)
+    if is_on_disk:
+        return _count(task)
+
+    return _hub_problems(name, task)
 
 
 def _own_problems(task: TaskConfig) -> Problems:

@@ -122,7 +122,11 @@ def decode_seconds(setup: Setup, rows: float) -> float:
     """Sampling so many completions, prompts included."""
     rollout = setup.config.rollout
     replays = rollout.fast or rollout.vllm != "off"
-    token = _replayed_token(setup, rows) if replays else _eager_token(setup, rows)
+
+    if replays:
+        token = _replayed_token(setup, rows)
+    else:
+        token = _eager_token(setup, rows)
 
     prompts = rows / rollout.generations if replays else rows
     reading = pass_seconds(setup, prompts * setup.lengths.prompt, 0, 1, training=False)

@@ -41,7 +41,12 @@ def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
     for k, shape in enumerate(shapes):
         w = HALF_WIDTH[shape]
         h = HALF_HEIGHT[shape]
-        geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
+
+        if shape == "cube":
+            geom = f'"box" size="{w} {w} {h}"'
+        else:
+            geom = f'"cylinder" size="{w} {h}"'
+
         objects += (
             f'<body name="object{k}"><freejoint/><geom name="object{k}" type={geom}'
             ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
@@ -145,7 +150,12 @@ class BlocksWorld(World):
         self.config = config
         self.suite = scenes.SUITES[config.name.removesuffix("_state")]
         self.gives_position = config.name.endswith("_state")
-        self.cameras = () if self.gives_position else ("front", "wrist")[: 1 + config.wrist]
+
+        if self.gives_position:
+            self.cameras = ()
+        else:
+            self.cameras = ("front", "wrist")[: 1 + config.wrist]
+
         self.state_dim = 7 if self.gives_position else 4
         names = tuple(item.name for item in self.suite.objects)
         check_tasks(config, names)

@@ -63,7 +63,11 @@ class MetaWorld(World):
             self._colors = rendering.geom_colors(self.env.model)
             _close_renderers(self._renderers)
 
-        others = [name for name in (*self.tasks, *MT10) if name != self._name]
+        others = []
+        for name in (*self.tasks, *MT10):
+            if name != self._name:
+                others.append(name)
+
         self.instruction = self._sentence(self._name)
         self.wrong_instruction = self._sentence(others[task % len(others)])
         self.num_steps = 0
@@ -80,7 +84,10 @@ class MetaWorld(World):
 
     def _sentence(self, name: str) -> str:
         is_reworded = self.config.perturbation == "wording"
-        return f"I want you to {SENTENCES[name]} now" if is_reworded else SENTENCES[name]
+        if is_reworded:
+            return f"I want you to {SENTENCES[name]} now"
+
+        return SENTENCES[name]
 
     @property
     def where(self) -> np.ndarray:

@@ -150,7 +150,11 @@ class Console(LineReader):
 
 def parse_dictionary(text: str) -> Row | None:
     """The dictionary that a line holds, with the step in front of it if it has none."""
-    starts = [place for place in (text.find("{'"), text.find('{"')) if place >= 0]
+    starts = []
+    for place in (text.find("{'"), text.find('{"')):
+        if place >= 0:
+            starts.append(place)
+
     if not starts:
         return None
 

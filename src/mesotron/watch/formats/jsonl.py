@@ -64,7 +64,11 @@ class JsonLines(LineReader):
 
     def _to_row(self, value: dict[str, Any]) -> Row:
         """The row of an object; an empty one if it belongs to another run."""
-        columns = {key for key in RUN_COLUMNS if type(value.get(key)) is str}
+        columns = set()
+        for key in RUN_COLUMNS:
+            if type(value.get(key)) is str:
+                columns.add(key)
+
         if "seed" in value:
             columns.add("seed")
 
