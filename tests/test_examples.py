@@ -30,7 +30,11 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 
 def test_every_example_is_tested():
-    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    tested = set()
+    for name in globals():
+        if name.startswith("test_"):
+            tested.add(name.removeprefix("test_"))
+
     tested |= {words.split()[0] for words, *_ in LEARNING}
     files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
 
@@ -43,7 +47,10 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
-    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    cells = []
+    for c in notebook["cells"]:
+        if c["cell_type"] == "code":
+            cells.append("".join(c["source"]))
 
     names: dict[str, object] = {}
     for cell in cells:

@@ -47,11 +47,11 @@ def git(*arguments):
 
 
 def test_seeds_tune_or_report():
-    wrong = [
-        (str(path), run["seed"])
-        for path, run in all_runs()
-        if run["seed"] not in (TUNING if run["use"] == "tuning" else REPORTING)
-    ]
+    wrong = []
+    for path, run in all_runs():
+        if run["seed"] not in (TUNING if run["use"] == "tuning" else REPORTING):
+            wrong.append((str(path), run["seed"]))
+
     assert not wrong
 
 

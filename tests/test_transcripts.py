@@ -38,7 +38,11 @@ def test_a_transcript_runs_as_printed(transcript, capsys):
     commands = re.findall(r"^\$ mesotron (.*)", transcript.replace("\\\n", " "), re.MULTILINE)
     assert 1 <= len(commands) <= 3
 
-    printed = [line for line in transcript.splitlines() if line.startswith(("mine.", "chat."))]
+    printed = []
+    for line in transcript.splitlines():
+        if line.startswith(("mine.", "chat.")):
+            printed.append(line)
+
     for command in commands:
         words = shlex.split(command)
         assert cli.main([*words, *SMALLER[words[0]].split()]) == 0

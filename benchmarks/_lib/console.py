@@ -84,7 +84,12 @@ def describe(device: torch.device, packages: Sequence[str] = PACKAGES) -> dict[s
 def command_line() -> str:
     """The running study as one would type it at the root of a clone."""
     path = Path(sys.argv[0]).resolve().with_suffix("")
-    parts = path.parts[path.parts.index("benchmarks") :] if "benchmarks" in path.parts else ()
+
+    if "benchmarks" in path.parts:
+        parts = path.parts[path.parts.index("benchmarks") :]
+    else:
+        parts = ()
+
     module = ".".join(part for part in parts if part != "__main__")
 
     return shlex.join(["python", "-m", module, *sys.argv[1:]])

@@ -31,7 +31,11 @@ def adamw_split(model: nn.Module, *, lr: float, aux_lr: float) -> RoutedOptimize
     for group in route(model).groups(model):
         hidden = group["rule"] == "muon"
         for vectors in (False, True):
-            members = [p for p in group["params"] if (p.ndim < 2) == vectors]
+            members = []
+            for p in group["params"]:
+                if (p.ndim < 2) == vectors:
+                    members.append(p)
+
             if members:
                 decay = {"weight_decay": 0.0} if vectors else {}
                 rate = lr if hidden else aux_lr

@@ -102,7 +102,10 @@ class Cells:
     def choose(self, busy: set[str]) -> Cell | None:
         """The next cell to run; None if none can start now."""
         waiting = self.waiting(busy)
-        return self.pick(waiting, busy) if self.pick else next(waiting, None)
+        if self.pick:
+            return self.pick(waiting, busy)
+
+        return next(waiting, None)
 
     def take(self, cell: Cell, finished: Cell | None, error: str) -> None:
         """Keep a finished cell and note one that failed; None was given back."""

@@ -51,7 +51,10 @@ class Peer:
         """Why it cannot run here, or None if it can."""
         if self.package and not find_spec(self.package):
             return f"the package that provides {self.package!r} is not installed"
-        return "needs a CUDA device" if self.cuda and device.type != "cuda" else None
+        if self.cuda and device.type != "cuda":
+            return "needs a CUDA device"
+
+        return None
 
 
 def _ours(cls: type[Muon] | type[Pion], per_head: bool = False, **options: object) -> Build:

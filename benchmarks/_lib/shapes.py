@@ -34,7 +34,10 @@ class Projection(NamedTuple):
 
     def view(self, per_head: bool) -> str:
         """The view of `mesotron.optim` under which this matrix is filtered."""
-        return f"{self.axis}:{self.heads}" if per_head and self.heads else "whole"
+        if per_head and self.heads:
+            return f"{self.axis}:{self.heads}"
+
+        return "whole"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,12 @@ class SnakeVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute of every game; Stable-Baselines3 asks for `render_mode`."""
-        value = None if attr_name == "render_mode" else getattr(self, attr_name)
+
+        if attr_name == "render_mode":
+            value = None
+        else:
+            value = getattr(self, attr_name)
+
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

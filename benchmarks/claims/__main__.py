@@ -309,7 +309,11 @@ def compare(runs: list[Run], better: str, other: str, key: str) -> None:
 
     ahead = {run["seed"]: run[key] for run in where(runs, name=better)}
     behind = {run["seed"]: run[key] for run in where(runs, name=other)}
-    D = [ahead[seed] - behind[seed] for seed in behind if seed in ahead]
+    D = []
+    for seed in behind:
+        if seed in ahead:
+            D.append(ahead[seed] - behind[seed])
+
     if len(D) > 1:
         half = float(student.ppf(0.975, len(D) - 1)) * stdev(D) / math.sqrt(len(D))
         print(f"{key}: {better} minus {other} {fmean(D):.3f} ± {half:.3f}, {len(D)} seeds")

@@ -47,7 +47,11 @@ def main() -> None:
         print(json.dumps({key: value for key, value in row.items() if key != "curves"}))
 
     if not given.flags:
-        name = "result" if given.recipe == "arith" else f"{given.recipe}_{given.guard}"
+        if given.recipe == "arith":
+            name = "result"
+        else:
+            name = f"{given.recipe}_{given.guard}"
+
         write_json(rows, HERE / f"{name}.json.gz")
         draw(rows, HERE / f"{name}.png")
 

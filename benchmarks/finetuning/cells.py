@@ -200,7 +200,11 @@ def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
             break
 
     stats = optimizer.stats()
-    leashes = [value for key, value in stats.items() if key.endswith("/distance")]
+    leashes = []
+    for key, value in stats.items():
+        if key.endswith("/distance"):
+            leashes.append(value)
+
     found = base.measure(model)
     return cell | {
         **found,

@@ -83,7 +83,10 @@ def supervised(done: dict[str, Cell]) -> Iterator[Cell]:
 
 def score(cell: Cell) -> float:
     """What the search minimizes: the held-out loss."""
-    return cell["loss"] if math.isfinite(cell["loss"]) else 99.0
+    if math.isfinite(cell["loss"]):
+        return cell["loss"]
+
+    return 99.0
 
 
 def best_rate(name: str, done: dict[str, Cell]) -> float | None:

@@ -132,7 +132,12 @@ def make_model(
         device: where it trains.
         whole: the folder of the model in full precision, made if it is not there.
     """
-    width = torch.float32 if config.dtype in ("float32", "mixed") else torch.bfloat16
+
+    if config.dtype in ("float32", "mixed"):
+        width = torch.float32
+    else:
+        width = torch.bfloat16
+
     is_rounded = config.load != ModelConfig().load
     if not is_rounded or not whole.is_dir():
         model = build(shape, kind_of(config.name), width, device, tokenizer.eos_token_id)

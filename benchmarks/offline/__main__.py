@@ -114,7 +114,11 @@ def run(config: Config) -> int:
 
     needs = list(closure.needs.values())
     bare = [house.obtain(Requirement(name)) for name in config.bare]
-    wheels = [need.wheel for need in needs if need.wheel and not need.kept]
+    wheels = []
+    for need in needs:
+        if need.wheel and not need.kept:
+            wheels.append(need.wheel)
+
     wheels += [*bare, own]
 
     contents = [(path, f"wheels/{path.name}") for path in wheels]
@@ -409,7 +413,11 @@ class PieceWriter(io.RawIOBase):
                 self._finish()
                 self._start()
 
-            part = rest if self.largest is None else rest[: self.largest - self._size]
+            if self.largest is None:
+                part = rest
+            else:
+                part = rest[: self.largest - self._size]
+
             self._file.write(part)
             self._hash.update(part)
             self._size += len(part)

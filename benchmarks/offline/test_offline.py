@@ -63,7 +63,11 @@ def walk(tmp_path, wanted: str, packages: dict | None = None, without: tuple = (
 
 
 def packed(closure: Closure) -> dict[str, str]:
-    wheels = [need.wheel for need in closure.needs.values() if need.wheel and not need.kept]
+    wheels = []
+    for need in closure.needs.values():
+        if need.wheel and not need.kept:
+            wheels.append(need.wheel)
+
     return {str(parse_wheel_filename(path.name)[0]): path.name.split("-")[1] for path in wheels}
 
 

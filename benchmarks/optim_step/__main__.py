@@ -411,7 +411,10 @@ def number(value: float | None) -> str:
     """Three significant digits; a dash for nothing."""
     if value is None:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+
+    return f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -94,7 +94,11 @@ def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> di
 def compare(now: list[Tensor], wanted: list[Tensor]) -> dict[str, Any]:
     """Which tensors differ, and how the first of them does; empty if all are equal."""
     pairs = list(zip(now, wanted, strict=True))
-    bad = [k for k, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+    bad = []
+    for k, (a, b) in enumerate(pairs):
+        if not torch.equal(a, b):
+            bad.append(k)
+
     if not bad:
         return {}
 

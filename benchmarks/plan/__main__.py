@@ -333,7 +333,11 @@ def main() -> None:
             write_json(record, given.out / "result.json", indent=1)
 
     for row in rows:
-        ratios = [f"{key} {row[key]:.2f}" for key in ("step_ratio", "memory_ratio") if key in row]
+        ratios = []
+        for key in ("step_ratio", "memory_ratio"):
+            if key in row:
+                ratios.append(f"{key} {row[key]:.2f}")
+
         print(f"{row['case']:<28}", "  ".join(ratios) or row.get("error", ""))
 
 

@@ -100,7 +100,11 @@ def main() -> None:
     with mps(given.out, print, wanted=shares), ThreadPoolExecutor(given.workers) as pool:
         cells = cells_of(given.contenders, given.lr, given.seeds)
         found = run_all(cells, given, pool)
-        left = [folder(cell, given).name for cell in cells if not is_done(cell, given)]
+        left = []
+        for cell in cells:
+            if not is_done(cell, given):
+                left.append(folder(cell, given).name)
+
         if left:
             print("not finished; start again to continue:", *left)
         elif given.report:

@@ -157,4 +157,7 @@ def on_the_way(cells: list[Cell]) -> str:
 
 def cut_at(cell: Cell) -> str:
     """The step at which time was up, if it was."""
-    return f" (step {cell['steps_done']})" if cell["steps_done"] < cell["steps"] else ""
+    if cell["steps_done"] < cell["steps"]:
+        return f" (step {cell['steps_done']})"
+
+    return ""

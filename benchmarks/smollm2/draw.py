@@ -122,7 +122,11 @@ def draw_levers(cells: list[Cell], path: Path) -> None:
             label = name
 
         # Where time ended a run its last accuracy is no point of the curve.
-        points = [point for point in cell["curve"] if point[0] < cell["steps_done"]]
+        points = []
+        for point in cell["curve"]:
+            if point[0] < cell["steps_done"]:
+                points.append(point)
+
         points.append([cell["steps_done"], cell["accuracy"]])
         x, y = zip(*points, strict=True)
         axis.plot(x, y, lw=1.2, marker=marker_of(cell), ms=3, label=once(label, labels), **style)

@@ -139,7 +139,10 @@ def map_row(objective: str, shape: tuple[str, ...]) -> str:
     """
     prompts, updates = (word.split("=")[1] for word in shape)
     name = f"{prompts} prompts, {updates} update{'s' * (updates != '1')}"
-    return name if objective == "grpo" else f"{name}, {objective}"
+    if objective == "grpo":
+        return name
+
+    return f"{name}, {objective}"
 
 
 def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:

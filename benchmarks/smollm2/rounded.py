@@ -84,7 +84,10 @@ class Imitation:
 
     def add(self, x: Tensor, change: Tensor) -> Tensor:
         """The residual stream after a block."""
-        return rounded(x + change) if self.sampling else x + rounded(change)
+        if self.sampling:
+            return rounded(x + change)
+
+        return x + rounded(change)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.kept[f"model.{name}.weight"]

@@ -18,6 +18,10 @@ def mean_ends(cells: Sequence[Cell], names: Sequence[str]) -> list[str]:
     """Of each metric the mean over seeds of its last values; empty if it was not logged."""
     ends = []
     for name in names:
-        logged = [column_end(cell, name) for cell in cells if name in cell["rows"]]
+        logged = []
+        for cell in cells:
+            if name in cell["rows"]:
+                logged.append(column_end(cell, name))
+
         ends.append(f"{fmean(logged):.2f}" if logged else "")
     return ends

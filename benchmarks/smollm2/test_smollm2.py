@@ -54,7 +54,11 @@ def run_all(given) -> list[dict]:
     """Every cell that the plan asks for; the larger a rate, the better."""
     done: dict = {}
     while True:
-        new = [cell for cell in plan(given, done) if key_of(cell) not in done]
+        new = []
+        for cell in plan(given, done):
+            if key_of(cell) not in done:
+                new.append(cell)
+
         if not new:
             return list(done.values())
         done[key_of(new[0])] = finish(new[0], 0.1 + 1e3 * new[0].get("rate", 0.0))

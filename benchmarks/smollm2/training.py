@@ -75,7 +75,11 @@ class Rows(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
-            known = {name: value for name, value in logs.items() if value is not None}
+            known = {}
+            for name, value in logs.items():
+                if value is not None:
+                    known[name] = value
+
             self.rows.append({"step": state.global_step, **known})
             control.should_training_stop |= not math.isfinite(logs["loss"])
 

@@ -63,7 +63,11 @@ def make(use: str, arm: str, name: str, seed: int) -> Row:
 
 def shape_of(name: str) -> str:
     """What a step's time depends on: everything but the numbers in `FREE`."""
-    own = {key: str(value) for key, value in NAMES[name].items() if key not in FREE}
+    own = {}
+    for key, value in NAMES[name].items():
+        if key not in FREE:
+            own[key] = str(value)
+
     return json.dumps([name.split("_")[0], sorted(own.items())])
 
 
@@ -250,7 +254,11 @@ def report(done: Done, paces: dict[str, Any]) -> str:
 
         pace = paces[shape_of(cells[0]["name"])]
         each = [seconds_of(cell, pace) for cell in cells]
-        arrived = [seconds for seconds in each if math.isfinite(seconds)]
+        arrived = []
+        for seconds in each:
+            if math.isfinite(seconds):
+                arrived.append(seconds)
+
         shown = ", ".join(f"{t:.0f}" if math.isfinite(t) else "-" for t in each)
         counted = f"{len(arrived)} of {len(cells)}"
         rows.append([arm, cells[0]["name"], counted, f"{median(each):.1f}", shown])
@@ -261,7 +269,10 @@ def report(done: Done, paces: dict[str, Any]) -> str:
             times[arm] = ends if len(arrived) < FEWEST else arrived
 
     shown = table(["arm", "configuration", "arrived", "median s", "each"], rows)
-    return f"{shown}\n{ratio(**times)}" if len(times) == len(ARMS) else shown
+    if len(times) == len(ARMS):
+        return f"{shown}\n{ratio(**times)}"
+
+    return shown
 
 
 def reports_of(arm: str, done: Done) -> list[Row]:
@@ -314,7 +325,11 @@ def read_cells(files: Sequence[Path]) -> Done:
     for path in files:
         found = read_json(path)
         cells = found if isinstance(found, list) else [found]
-        counted = [cell for cell in cells if not cell.get("alone") and not cell.get("cut_short")]
+        counted = []
+        for cell in cells:
+            if not cell.get("alone") and not cell.get("cut_short"):
+                counted.append(cell)
+
         done |= by_key(counted, key_of)
     return done
 

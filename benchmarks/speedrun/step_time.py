@@ -42,7 +42,11 @@ def main() -> None:
     rows = []
     for number in range(given.repeat):
         for name in given.names:
-            times = time_stock(given) if name == "TRL" else time_ours(name, given)
+            if name == "TRL":
+                times = time_stock(given)
+            else:
+                times = time_ours(name, given)
+
             row = {
                 "name": name,
                 "repeat": number,

@@ -152,7 +152,11 @@ def resample(runs: dict[str, Runs]) -> dict[str, np.ndarray]:
 
 def solved_of(runs: Runs, task: str) -> np.ndarray:
     """[seeds, problems], 1 where a problem was solved."""
-    marks = [cell["solved"] for (of, _), cell in sorted(runs.items()) if of == task]
+    marks = []
+    for (of, _), cell in sorted(runs.items()):
+        if of == task:
+            marks.append(cell["solved"])
+
     return np.array([list(map(float, solved)) for solved in marks])
 
 

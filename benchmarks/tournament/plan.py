@@ -70,7 +70,11 @@ def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
     scores = {}
     for k in range(-9, 10):
         cells = tuned(tasks, contender, k, done)
-        known = [cell["accuracy"] for cell in cells if cell is not None]
+        known = []
+        for cell in cells:
+            if cell is not None:
+                known.append(cell["accuracy"])
+
         if len(known) == len(cells):
             scores[k] = fmean(known)
     return scores

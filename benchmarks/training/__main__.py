@@ -114,7 +114,11 @@ def run(config: Config) -> int:
 def complete(config: Config) -> Config:
     """Fill in missing values from the full or the quick preset."""
     preset = QUICK if config.quick else FULL
-    missing = {name: v for name, v in preset.items() if getattr(config, name) in ((), None)}
+    missing = {}
+    for name, v in preset.items():
+        if getattr(config, name) in ((), None):
+            missing[name] = v
+
     return replace(config, **missing)
 
 
@@ -208,7 +212,10 @@ def search_rates(name: str, sweep: Sweep) -> Search:
 
         run = partial(train, settings, sweep.corpus, sweep.device)
         record = sweep.ledger.get_or_run(settings.as_dict(), run)
-        return math.inf if record["loss"] is None else record["loss"]
+        if record["loss"] is None:
+            return math.inf
+
+        return record["loss"]
 
     return Search(measure, config.lrs, aux_grid(name, config), config.seeds, not config.quick)
 
@@ -217,7 +224,10 @@ def aux_grid(name: str, config: Config) -> tuple[float | None, ...]:
     """AdamW has one rate for all; SGD's rate is swept; the others share AdamW's for the rest."""
     if name == "adamw":
         return (None,)
-    return config.aux_sgd_lrs if name == "muon_sgd" else (config.aux_lr,)
+    if name == "muon_sgd":
+        return config.aux_sgd_lrs
+
+    return (config.aux_lr,)
 
 
 def settings_for(name: str, point: Point, seed: int, config: Config) -> RunSettings:

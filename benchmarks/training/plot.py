@@ -72,7 +72,12 @@ def draw_curve(axis: Any, entry: dict[str, Any], runs: list[dict[str, Any]]) -> 
 
     columns = zip(*values(runs, "train_losses"), strict=True)
     curve = smooth([fmean(column) for column in columns])
-    label = f"{entry['optimizer']}  {entry['mean']:.3f}" if entry["mean"] else entry["optimizer"]
+
+    if entry["mean"]:
+        label = f"{entry['optimizer']}  {entry['mean']:.3f}"
+    else:
+        label = entry["optimizer"]
+
     color = COLORS.get(entry["optimizer"], "black")
     axis.plot(range(1, len(curve) + 1), curve, color=color, lw=1.5, label=label)
 

@@ -69,7 +69,12 @@ class Bench:
         """Train to the end; losses, and gradient probes for one seed of the full budget."""
         steps = cell["steps"]
         is_probed = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
-        places = {round(share * steps) for share in PROBES} if is_probed else set()
+
+        if is_probed:
+            places = {round(share * steps) for share in PROBES}
+        else:
+            places = set()
+
         losses = []
         probes = []
         half = {}

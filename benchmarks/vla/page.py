@@ -125,7 +125,10 @@ def rate_of(seeds: list[Cell]) -> str:
 def success_of(seeds: list[Cell]) -> str:
     """The mean, then seed by seed."""
     tests = values(seeds, "test")
-    return f"{mean(tests):.3f} ({listed(tests, '.3g')})" if tests else ""
+    if tests:
+        return f"{mean(tests):.3f} ({listed(tests, '.3g')})"
+
+    return ""
 
 
 def wrong_of(seeds: list[Cell]) -> str:
@@ -267,7 +270,11 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
         row[0].set_ylabel(words)
         for axis, part in zip(row, PARTS, strict=True):
             for name, cell in best.items():
-                probes = [p for p in cell["probes"] if f"gradient/{part}/{key}" in p]
+                probes = []
+                for p in cell["probes"]:
+                    if f"gradient/{part}/{key}" in p:
+                        probes.append(p)
+
                 if probes:
                     y = values(probes, f"gradient/{part}/{key}")
                     draw_line(axis, values(probes, "step"), y, name, ms=3)

@@ -124,7 +124,11 @@ class Pilot:
                 break
 
             self.found["curve"].append(self.attempt(learn, self.found["rate"], steps))
-            points = [point for point in self.found["curve"] if "success" in point]
+            points = []
+            for point in self.found["curve"]:
+                if "success" in point:
+                    points.append(point)
+
             self.found["budgets"] = choose(points, affordable)
             self.keep()
 
@@ -280,7 +284,11 @@ def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
     small = min(curve, key=lambda point: abs(point["success"] - 0.5))["steps"]
     best = max(curve, key=lambda point: point["success"])
     near = NEAR_END * best["success"]
-    later = [p["steps"] for p in curve if p["success"] >= near and p["steps"] > small]
+    later = []
+    for p in curve:
+        if p["success"] >= near and p["steps"] > small:
+            later.append(p["steps"])
+
     full = min(later, default=2 * small)
     full = min(full, max(100, round(affordable * 2 / 3 / (20 + 26 / 3), -2)))
     small = min(small, full // 3)

@@ -198,7 +198,12 @@ def strengths(given: Any, done: dict[str, Cell], head: str) -> list[Cell]:
 
     plain = [make_cell(head, "muon_pion", rate, given.full) | {"strength": s} for s in STRENGTHS]
     muon = of(done, head, "muon", given.full)
-    best = full_rate(given, done, head, "muon") if "muon" in given.contenders else None
+
+    if "muon" in given.contenders:
+        best = full_rate(given, done, head, "muon")
+    else:
+        best = None
+
     if best is None:
         return plain
 

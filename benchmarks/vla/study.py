@@ -142,7 +142,10 @@ def read_cells(files: Sequence[Path | None]) -> Done:
 
         if file.suffix == ".jsonl":
             lines = file.read_text().splitlines()
-            cells = [json.loads(line) for line in lines if line.strip()]
+            cells = []
+            for line in lines:
+                if line.strip():
+                    cells.append(json.loads(line))
         else:
             cells = read_json(file)["cells"]
         done |= by_key(cells, key_of)

@@ -62,7 +62,11 @@ def probe(step: int) -> dict:
 def run(given, learned: bool = True) -> dict[str, dict]:
     done: dict[str, dict] = {}
     while True:
-        left = [cell for cell in plan(given, done) if key_of(cell) not in done]
+        left = []
+        for cell in plan(given, done):
+            if key_of(cell) not in done:
+                left.append(cell)
+
         if not left:
             return done
         done[key_of(left[0])] = finish(left[0], learned)
@@ -84,7 +88,11 @@ def test_every_contender_reports_its_best_rate_on_all_seeds(given):
 
 def test_strengths_are_tried_with_a_step_as_large_as_muons(given):
     cells = run(given).values()
-    scales = {c["strength"]: c["action_scale"] for c in cells if c["action_scale"] != 1}
+    scales = {}
+    for c in cells:
+        if c["action_scale"] != 1:
+            scales[c["strength"]] = c["action_scale"]
+
     assert set(scales) == set(planning.STRENGTHS)
     assert scales["noise"] == pytest.approx(0.8 / 0.2)
     assert scales["k_p=0"] == 16  # the cap

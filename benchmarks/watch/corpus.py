@@ -122,7 +122,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def command(kind: str, run: Run, path: Path, device: str, steps: int | None = None) -> list[str]:
     """The run's command line; resumes a stopped one."""
-    program = [str(HERE / "labelled.py")] if kind == "held_out" else ["-m", "mesotron"]
+
+    if kind == "held_out":
+        program = [str(HERE / "labelled.py")]
+    else:
+        program = ["-m", "mesotron"]
+
     train = [sys.executable, *program, "train"]
     if (path / "config.json").exists():
         return [*train, "--resume", str(path)]

@@ -158,7 +158,11 @@ def static_alarm(rows: Sequence[Row], severities: Sequence[str], shrink: int = 1
     """The first row at which a fixed threshold of these severities holds."""
     thresholds = StaticThresholds(shrink)
     for row in rows:
-        found = [name for name, severity in thresholds.update(row) if severity in severities]
+        found = []
+        for name, severity in thresholds.update(row):
+            if severity in severities:
+                found.append(name)
+
         if found:
             return int(row["step"]), found[0]
     return None
@@ -264,8 +268,16 @@ def share(hits: Sequence[bool]) -> dict[str, Any]:
 
 def line(one: Verdict) -> str:
     """One run as a table row."""
-    alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}" if one.alarm else "no stop"
-    lost = "" if one.lost is None else f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
+
+    if one.alarm:
+        alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}"
+    else:
+        alarm = "no stop"
+
+    if one.lost is None:
+        lost = ""
+    else:
+        lost = f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
 
     is_wrong = False
     if one.outcome == "failed":

@@ -34,12 +34,20 @@ def main() -> None:
     draw = np.random.default_rng(11)
     counts = Counter[tuple[int, str]]()
 
-    harmful = {detector.name for detector in DETECTORS if not detector.harmless}
+    harmful = set()
+    for detector in DETECTORS:
+        if not detector.harmless:
+            harmful.add(detector.name)
+
     for _ in range(parser.parse_args().runs):
         prompts = int(draw.choice(PROMPTS))
         values = rewards(draw, prompts, draw.choice(LEVELS), draw.choice(GAINS))
         events = events_of(({"reward": value} for value in values), Engine())
-        severities = {event.severity for event in events if event.detector in harmful}
+        severities = set()
+        for event in events:
+            if event.detector in harmful:
+                severities.add(event.severity)
+
         counts.update((prompts, word) for word in {"runs", *severities})
 
     for prompts in PROMPTS:

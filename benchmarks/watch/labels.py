@@ -117,7 +117,12 @@ def lost_label(why: str, curve: Curve, reward: Curve) -> Label:
 def dead(run: dict[str, Any]) -> Label | None:
     """A run that never learned: its answers did not change, or no group had a right one."""
     columns = run["columns"]
-    unchanged = run["labels"][-1]["unchanged"] if run.get("labels") else run["unchanged"]
+
+    if run.get("labels"):
+        unchanged = run["labels"][-1]["unchanged"]
+    else:
+        unchanged = run["unchanged"]
+
     if unchanged is not None and unchanged >= 0.99:
         return failed("nothing changed", columns["step"][0])
     if mean(columns["groups/all_wrong"][-20:]) >= 0.9:

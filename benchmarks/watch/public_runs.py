@@ -127,7 +127,11 @@ def read_rows(path: Path) -> list[Row]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(text) for text in file]
 
-    names = [name for name in STEP_NAMES if all(name in row for row in rows)]
+    names = []
+    for name in STEP_NAMES:
+        if all(name in row for row in rows):
+            names.append(name)
+
     for k, row in enumerate(rows):
         row["step"] = float(row[names[0]] if names else k)
     return rows
@@ -152,7 +156,11 @@ def share_of(step: float | None, rows: Sequence[Row]) -> float | None:
 
 def dead_from(diagnosis: Diagnosis) -> float | None:
     """The step from which the watch calls the run dead."""
-    starts = [phase.first for phase in diagnosis.phases if phase.condition == "dead"]
+    starts = []
+    for phase in diagnosis.phases:
+        if phase.condition == "dead":
+            starts.append(phase.first)
+
     return starts[-1] if starts else None
 
 
@@ -216,7 +224,12 @@ def dated_well(verdicts: Sequence[Verdict]) -> list[bool]:
 
 def line(one: Verdict) -> str:
     mark = "  " if is_right(one) else "X "
-    dates = "" if one.onset is None else f" onset {one.onset:.2f} found {one.found}"
+
+    if one.onset is None:
+        dates = ""
+    else:
+        dates = f" onset {one.onset:.2f} found {one.found}"
+
     unread = " unread" if one.unread else ""
     return (
         f"{mark}{one.label:<9} {one.condition:<9} {one.run[:70]:<70} {one.cause or ''}{dates} "

@@ -55,7 +55,11 @@ def is_ready(run: Run, made: dict[str, Packed], corpus: dict[str, Packed]) -> bo
 def count(found: list[Packed], seeds: tuple[int, ...]) -> str:
     """How many of the planned collapses with these seeds were rescued; missing runs are lost."""
     planned = {run.name for run in rescue_runs() if run.seed in seeds} - sound(found)
-    rescued = [one for one in found if one["run"] in planned and one["rescued"]]
+    rescued = []
+    for one in found:
+        if one["run"] in planned and one["rescued"]:
+            rescued.append(one)
+
     return f"{len(rescued)} of {len(planned)}"
 
 
@@ -85,7 +89,12 @@ def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
     alone = corpus[run["name"]]
 
     # A changed reward has another scale.
-    judged_by = "facts/correct" if TWO_PART.field in changed_fields(run) else "reward"
+
+    if TWO_PART.field in changed_fields(run):
+        judged_by = "facts/correct"
+    else:
+        judged_by = "reward"
+
     three = {"rollback": run, "alone": alone, "healthy": twin}
     rewards = {name: final(one, judged_by, 10) for name, one in three.items()}
     greedy = {name: final(one, "eval/greedy", 1) for name, one in three.items()}
@@ -118,7 +127,11 @@ def healthy_twin(setting: str, seed: int) -> str:
 
 def final(run: Packed, name: str, rows: int) -> float:
     """The mean of a column's last values."""
-    known = [value for value in run["columns"][name] if value is not None]
+    known = []
+    for value in run["columns"][name]:
+        if value is not None:
+            known.append(value)
+
     return mean(known[-rows:])
 
 

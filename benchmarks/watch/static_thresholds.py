@@ -118,7 +118,11 @@ class StaticThresholds:
             if math.isfinite(value):  # the toolkit's comparisons with NaN are all false
                 self.past.setdefault(name, []).append(value)
 
-        found = [(rule.name, rule.severity) for rule in RULES if self._holds(rule)]
+        found = []
+        for rule in RULES:
+            if self._holds(rule):
+                found.append((rule.name, rule.severity))
+
         found += above("reward and length", self._correlation(), CORRELATED)
         return found + above("reward std spike", self._spike(), SPIKE)
 
@@ -158,7 +162,10 @@ class StaticThresholds:
             return 0.0
 
         spread = deviation(values[-long:])
-        return deviation(values[-short:]) / spread if spread > 0 else 0.0
+        if spread > 0:
+            return deviation(values[-short:]) / spread
+
+        return 0.0
 
 
 def above(name: str, value: float, limits: dict[Severity, float]) -> list[tuple[str, Severity]]:

@@ -75,7 +75,12 @@ def test_every_run_is_a_valid_command():
 def test_label_problems_are_disjoint_from_evaluation():
     def levels_of(flags):
         words = flags.split()
-        after = words[words.index("--task.levels") + 1 :] if "--task.levels" in words else []
+
+        if "--task.levels" in words:
+            after = words[words.index("--task.levels") + 1 :]
+        else:
+            after = []
+
         return tuple(int(word) for word in takewhile(str.isdigit, after))
 
     for levels in {levels_of(setting.flags) for setting in held_out_settings()}:
@@ -324,7 +329,11 @@ def live(rows):
     watch = Watch(guard="warn")
     for row in rows:
         state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
-        logs = {key: value for key, value in row.items() if key != "step"}
+        logs = {}
+        for key, value in row.items():
+            if key != "step":
+                logs[key] = value
+
         watch.on_log(None, state, SimpleNamespace(), logs=logs)  # type: ignore[arg-type]
     return watch.diagnosis().record() | {"notes": ()}
 

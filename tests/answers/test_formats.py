@@ -218,7 +218,11 @@ CASES = [
 @pytest.mark.parametrize(("completion", "gold", "truncated", "true", "answer"), CASES)
 def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer):
     facts = one(judge, completion, gold, truncated)
-    names = [name for name in Facts.__dataclass_fields__ if getattr(facts, name) is True]
+    names = []
+    for name in Facts.__dataclass_fields__:
+        if getattr(facts, name) is True:
+            names.append(name)
+
     assert set(names) == set(true.split())
     assert facts.answer == answer
 

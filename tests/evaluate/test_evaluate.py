@@ -66,7 +66,11 @@ def test_greedy_equals_transformers_generate(random_model):
         do_sample=False,
     )
     for one, ids in zip(found, expected[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
-        ends = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else 24
+        if tokenizer.eos_token_id in ids:
+            ends = ids.index(tokenizer.eos_token_id)
+        else:
+            ends = 24
+
         assert list(one.ids) == ids[:ends]
         assert one.truncated == (ends == 24)
 

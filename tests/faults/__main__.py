@@ -105,7 +105,11 @@ def main() -> int:
             print(f"FAILED {name}: {line}", flush=True)
 
         if args.out is not None:
-            saved = json.loads(args.out.read_text()) if args.out.exists() else {}
+            if args.out.exists():
+                saved = json.loads(args.out.read_text())
+            else:
+                saved = {}
+
             args.out.write_text(json.dumps(saved | found, indent=1) + "\n")
 
     print(table(found))
@@ -131,7 +135,11 @@ ROWS = {
 
 
 def table(found: dict[str, Any]) -> str:
-    rows = [row.format(**found[name]) for name, row in ROWS.items() if name in found]
+    rows = []
+    for name, row in ROWS.items():
+        if name in found:
+            rows.append(row.format(**found[name]))
+
     return "\n".join(["| attack | tried | held |", "|---|---|---|", *rows])
 
 

@@ -64,7 +64,12 @@ def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
         spelled = f"{limit:.3f}s" if flag == "--time-limit" else f"{limit:.3f}"
         rows = count_rows(out)
         ended = run_command([*words, flag, spelled], place / "log", place)
-        steps = count_rows(out) - rows if (out / "metrics.jsonl").exists() else 0
+
+        if (out / "metrics.jsonl").exists():
+            steps = count_rows(out) - rows
+        else:
+            steps = 0
+
         spent = out / "spent.json"
         step = json.loads(spent.read_text())["step"] if spent.exists() else 0.0
         over = before + ended.seconds - limit
@@ -101,4 +106,7 @@ def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
 
 def count_rows(out: Path) -> int:
     path = out / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    if path.exists():
+        return len(path.read_text().splitlines())
+
+    return 0

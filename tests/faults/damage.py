@@ -94,7 +94,11 @@ def judge(
 def stopped(victim: Victim) -> Path:
     """A run that was killed when its third checkpoint was about to appear."""
     out = victim.root / "template"
-    numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith("checkpoint-3")]
+    numbers = []
+    for n, text in enumerate(victim.whole[1], 1):
+        if text.endswith("checkpoint-3"):
+            numbers.append(n)
+
     ended = victim.run(out, before=kills.kill_at(out, numbers[-1], 0.0))
 
     assert ended.killed, ended

@@ -220,13 +220,21 @@ def run(*args: str, accepted: bool = False) -> None:
         code = cli.main([*args])
 
     text = errors.getvalue()
-    complaints = [line for line in text.splitlines() if line.startswith("mesotron:")]
+    complaints = []
+    for line in text.splitlines():
+        if line.startswith("mesotron:"):
+            complaints.append(line)
+
     if code not in CODES or (code == 2 and len(complaints) != 1) or "Traceback" in text:
         raise Traceback(f"{args} returned {code}: {text[-500:]}")
 
 
 def as_file(folder: Path, name: str, text: str | bytes) -> Path:
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if isinstance(text, str):
+        data = text.encode("utf-8", "surrogatepass")
+    else:
+        data = text
+
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data[:MAX_FILE])

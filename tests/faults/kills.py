@@ -69,7 +69,10 @@ class Case:
         return [*self.command.split(), "--resume", str(out), *trust]
 
     def start_or_resume(self, out: Path) -> list[str]:
-        return self.resume(out) if (out / "config.json").exists() else self.start(out)
+        if (out / "config.json").exists():
+            return self.resume(out)
+
+        return self.start(out)
 
 
 def make_cases(model: Path, demos: Path | None) -> list[Case]:
@@ -348,7 +351,10 @@ def clean(value: Any, run: Path) -> Any:
     if isinstance(value, float) and value != value:
         return "NaN"
 
-    return value.replace(str(run), "RUN") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.replace(str(run), "RUN")
+
+    return value
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -410,7 +416,11 @@ class Victim:
     @property
     def is_still(self) -> bool:
         files = self.whole[0].items()
-        weights = [value for name, value in files if name.endswith("model.safetensors")]
+        weights = []
+        for name, value in files:
+            if name.endswith("model.safetensors"):
+                weights.append(value)
+
         return len(weights) > 1 == len(set(weights))
 
     def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
@@ -431,11 +441,10 @@ class Victim:
                 ended = self.run(out, kill_after=rng.uniform(0, seconds * most))
             else:
                 early = operations[: round(len(operations) * most)]
-                numbers = [
-                    n
-                    for n, text in enumerate(early, 1)
-                    if kind == "operation" or "checkpoint-" in text
-                ]
+                numbers = []
+                for n, text in enumerate(early, 1):
+                    if kind == "operation" or "checkpoint-" in text:
+                        numbers.append(n)
 
                 at = rng.choice(numbers)
                 moment = rng.choice(MOMENTS)
@@ -454,9 +463,11 @@ class Victim:
         # A kill between the result and its report leaves a finished run.
         finished = ended.code == 2 and (out / "result.json").exists()
         found = contents(out) if out.exists() else {}
-        left = [
-            name for name in differences(expected, found) if not (finished and name == "report.md")
-        ]
+        left = []
+        for name in differences(expected, found):
+            if not (finished and name == "report.md"):
+                left.append(name)
+
         good = (ended.code == 0 or finished) and not left
         tail = ended.text[-1500:] if ended.code else ""
         tally.add(good, f"{self.case.name}: {history}: {ended.code} {left[:5]} {tail}")

@@ -116,7 +116,10 @@ def wait(pid: int, metrics: Path, most_rows: int | None) -> int:
 
 
 def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    if path.exists():
+        return path.read_bytes().count(b"\n")
+
+    return 0
 
 
 def fork(words: list[str], folder: Path, log: Path) -> int:
@@ -133,7 +136,10 @@ def fork(words: list[str], folder: Path, log: Path) -> int:
         redirect(log)
         code = execute(words)
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, int):
+            code = stop.code
+        else:
+            code = int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

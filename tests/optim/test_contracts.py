@@ -394,7 +394,11 @@ def test_a_group_may_be_added_later(name):
 def test_mixed_dtypes_and_empty_tensors_in_one_group(name):
     torch.manual_seed(0)
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    params = [nn.Parameter(torch.randn(*s, dtype=d)) for d in dtypes for s in ((4, 6), (5,))]
+    params = []
+    for d in dtypes:
+        for s in ((4, 6), (5,)):
+            params.append(nn.Parameter(torch.randn(*s, dtype=d)))
+
     before = [p.detach().clone() for p in params]
     empty = [nn.Parameter(torch.zeros(shape)) for shape in ((0, 5), (0,))]
     optimizer = OPTIMIZERS[name]([*empty, *params], lr=0.1)
@@ -427,7 +431,12 @@ def test_a_compiled_step_equals_the_plain_one():
     ends = []
     for compiled in (False, True):
         model, optimizer = build("muon")
-        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+
+        if compiled:
+            step = torch.compile(optimizer.step, backend="eager")
+        else:
+            step = optimizer.step
+
         for seed in range(3):  # it once failed at the second call
             set_gradients(model, seed=seed)
             step()

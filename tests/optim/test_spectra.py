@@ -81,7 +81,11 @@ def test_blocks_are_spread_over_the_model_and_measuring_changes_nothing():
     assert [block.name for block in chosen] == ["0.weight", "2.weight", "5.weight", "8.weight"]
 
     def everything() -> list[torch.Tensor]:
-        states = [value for state in optimizer.state.values() for value in state.values()]
+        states = []
+        for state in optimizer.state.values():
+            for value in state.values():
+                states.append(value)
+
         return [x.detach().clone() for x in (*model.parameters(), *states, torch.get_rng_state())]
 
     before = everything()

@@ -86,7 +86,12 @@ def test_steps_equal_the_float64_reference(cls, options, filter, nesterov, scale
             start[k] = reference.step(k, w, g, SCALES[scale](*SHAPES[k]))
 
     # Float32: rounding of the filter (4e-3 at worst, see test_matrix) times the step.
-    atol = 1e-9 if dtype == torch.float64 else 2e-4 * (5 if scale == 5.0 else 1)
+
+    if dtype == torch.float64:
+        atol = 1e-9
+    else:
+        atol = 2e-4 * (5 if scale == 5.0 else 1)
+
     for p, w in zip(params, start, strict=True):
         np.testing.assert_allclose(p.detach().double().numpy(), w, rtol=0, atol=atol)
 

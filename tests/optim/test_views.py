@@ -89,7 +89,11 @@ CASES = [
 @pytest.mark.parametrize(("view", "shape"), CASES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_every_element_is_in_exactly_one_window_and_written_through(view, shape, strided):
-    base = torch.zeros(*shape[:-1], shape[-1] * 2) if strided else torch.zeros(shape)
+    if strided:
+        base = torch.zeros(*shape[:-1], shape[-1] * 2)
+    else:
+        base = torch.zeros(shape)
+
     tensor = base[..., ::2] if strided else base
     tensor.copy_(numbers(*shape))
 

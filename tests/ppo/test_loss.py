@@ -23,7 +23,14 @@ def advantages_by_definition(rewards, values, terminated, truncated, last, cut, 
             weight = 1.0
             for k in range(t, S):
                 after = values[k + 1, n] if k + 1 < S else last[n]
-                after = 0.0 if terminated[k, n] else cut[n] if truncated[k, n] else after
+
+                if terminated[k, n]:
+                    after = 0.0
+                elif truncated[k, n]:
+                    after = cut[n]
+                else:
+                    after = after
+
                 result[t, n] += weight * (rewards[k, n] + gamma * after - values[k, n])
                 weight *= gamma * lam
                 if terminated[k, n] or truncated[k, n]:

@@ -86,7 +86,11 @@ class Browser:
 
     def requests(self) -> list[str]:
         messages = [json.loads(e["message"])["message"] for e in self.web.get_log("performance")]
-        sent = [m for m in messages if m["method"] == "Network.requestWillBeSent"]
+        sent = []
+        for m in messages:
+            if m["method"] == "Network.requestWillBeSent":
+                sent.append(m)
+
         return [message["params"]["request"]["url"] for message in sent]
 
 

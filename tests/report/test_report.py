@@ -53,7 +53,10 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag in ("script", "style"):
-            self._inside = "data" if dict(attrs).get("id") == "data" else "code"
+            if dict(attrs).get("id") == "data":
+                self._inside = "data"
+            else:
+                self._inside = "code"
 
     def handle_endtag(self, tag):
         if tag in ("script", "style"):

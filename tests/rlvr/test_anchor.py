@@ -248,7 +248,12 @@ def test_the_whole_step_by_hand(tmp_path, name, voters, label):
     )
 
     before = tiny.make_model()
-    reward = torch.tensor([1.0, 1.0, 1.0, 0.0]) if label == "7" else torch.tensor([0.0, 0, 0, 1])
+
+    if label == "7":
+        reward = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    else:
+        reward = torch.tensor([0.0, 0, 0, 1])
+
     A = (reward - reward.mean()) / (reward.std() + 1e-4)
     (row,) = tiny.rows(trainer)
 

@@ -60,7 +60,10 @@ def test_labels_are_on_the_completion_alone(tokenizer):
         whole = tokenizer.decode(row["input_ids"])
         assert text == solved[next(q for q in solved if q in whole)]
         assert whole.endswith(f"<|assistant|>{text}")
-        trained = [label for label in row["labels"] if label != IGNORED]
+        trained = []
+        for label in row["labels"]:
+            if label != IGNORED:
+                trained.append(label)
 
         assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :] == trained
 

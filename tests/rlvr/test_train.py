@@ -72,7 +72,12 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def main(words: str) -> int:
         sys.modules.pop("earned", None)
-        small = "--trust " if "--resume" in words else f"{SMALL} --model {model} "
+
+        if "--resume" in words:
+            small = "--trust "
+        else:
+            small = f"{SMALL} --model {model} "
+
         return cli.main(["train", *(small + words).split()])
 
     return main
@@ -278,7 +283,11 @@ def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, c
     assert_same_end(whole, "stopped")
     assert RunFolder(Path("stopped")).result == RunFolder(whole).result
 
-    warned = [line.split()[0] for line in caplog.messages if "not written" in line]
+    warned = []
+    for line in caplog.messages:
+        if "not written" in line:
+            warned.append(line.split()[0])
+
     assert {*warned} == {"report.md", "report.html"}
 
 
@@ -291,7 +300,10 @@ def raise_alarm(monkeypatch: pytest.MonkeyPatch, **event: Any) -> Event:
     )
 
     def see(self: Engine, row: dict[str, float]) -> list[Event]:
-        return [alarm] if row["step"] == alarm.step and "loss" in row else []
+        if row["step"] == alarm.step and "loss" in row:
+            return [alarm]
+
+        return []
 
     monkeypatch.setattr(Engine, "update", see)
     return alarm

@@ -423,7 +423,10 @@ def test_a_batch_without_a_signal_moves_nothing(tmp_path, optim, beta, how, clip
 
     def fading(completions, **_):
         seen.append(tiny.weights(trainer))
-        return tiny.small_digits(completions) if len(seen) == 1 else [0.1] * len(completions)
+        if len(seen) == 1:
+            return tiny.small_digits(completions)
+
+        return [0.1] * len(completions)
 
     objective = ObjectiveConfig(
         name="grpo",
@@ -458,7 +461,10 @@ def test_an_update_after_a_short_one_keeps_its_signal(tmp_path):
     def sometimes(completions, **_):
         seen.append(tiny.weights(trainer))
         signal = len(seen) in (1, 7)
-        return tiny.small_digits(completions) if signal else [0.0] * len(completions)
+        if signal:
+            return tiny.small_digits(completions)
+
+        return [0.0] * len(completions)
 
     parts = {"reward_funcs": sometimes, "train_dataset": tiny.make_data(12)}
     parts |= {"optim": "muon", "objective": "dr_grpo"}

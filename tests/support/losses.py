@@ -22,7 +22,12 @@ def make_inputs(
 ) -> LossInputs:
     """Log-ratios d [B, T] over an old policy of zeros, in float64."""
     d = torch.as_tensor(d, dtype=torch.float64)
-    old = torch.zeros_like(d) if old is None else torch.as_tensor(old, dtype=torch.float64)
+
+    if old is None:
+        old = torch.zeros_like(d)
+    else:
+        old = torch.as_tensor(old, dtype=torch.float64)
+
     logprobs = (d + old).detach().requires_grad_()
     mask = torch.ones_like(d) if mask is None else torch.as_tensor(mask)
 

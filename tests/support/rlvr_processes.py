@@ -187,7 +187,12 @@ def assert_same_run(one: dict[str, Any], two: dict[str, Any], cosines: bool = Tr
         for key in row.keys() - TIMES:
             if cosines or not key.endswith("/cosine"):
                 # A step without tokens has no entropy.
-                same = None if row[key] is None else pytest.approx(row[key], rel=1e-3, abs=1e-4)
+
+                if row[key] is None:
+                    same = None
+                else:
+                    same = pytest.approx(row[key], rel=1e-3, abs=1e-4)
+
                 assert other[key] == same, key
 
 

@@ -87,7 +87,11 @@ class Twins:
     def groups(params: list, rule: str) -> list[dict]:
         groups: dict[str, dict] = {}
         for (kind, _), p in zip(ZOO, params, strict=True):
-            own = {"rule": kind} if kind in ("adamw", "sgd") else {"rule": rule, "view": kind}
+            if kind in ("adamw", "sgd"):
+                own = {"rule": kind}
+            else:
+                own = {"rule": rule, "view": kind}
+
             groups.setdefault(
                 kind,
                 {

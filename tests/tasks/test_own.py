@@ -96,7 +96,10 @@ def one_of(path: str, **config):
 def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
     problem = one_of(write(tmp_path / "mine.jsonl", [row]), columns=columns)
     assert (problem.question, problem.gold) == (question, gold)
-    fields = {name: value for name, value in problem.columns.items() if "." in name}
+    fields = {}
+    for name, value in problem.columns.items():
+        if "." in name:
+            fields[name] = value
 
     assert problem.columns == row | fields
 

@@ -114,7 +114,10 @@ def test_episodes_locate_their_frames_and_statistics_match(exported, loaded):
         file = row["data/file_index"]
         path = exported / info["data_path"].format(chunk_index=chunk, file_index=file)
         frames = parquet.read_table(path, columns=["episode_index", "index"]).to_pylist()
-        own = [frame["index"] for frame in frames if frame["episode_index"] == row["episode_index"]]
+        own = []
+        for frame in frames:
+            if frame["episode_index"] == row["episode_index"]:
+                own.append(frame["index"])
 
         assert len(own) == row["length"]
         assert own[0] == row["dataset_from_index"]

@@ -38,7 +38,11 @@ def test_observations_have_their_shapes_and_repeat_from_the_seed(name):
     assert observation[STATE].shape == (world.state_dim,)
     assert observation[STATE].dtype == np.float32
 
-    images = {key: value for key, value in observation.items() if key.startswith(IMAGES)}
+    images = {}
+    for key, value in observation.items():
+        if key.startswith(IMAGES):
+            images[key] = value
+
     assert set(images) == {IMAGES + camera for camera in world.cameras}
     assert all((x.shape, x.dtype) == ((20, 20, 3), np.uint8) for x in images.values())
     assert bool(images) is not name.endswith("_state")
@@ -155,7 +159,10 @@ def test_perturbation_changes_only_what_it_names(name):
     before = plain.reset(7, 2)
     after = perturbed.reset(7, 2)
     np.testing.assert_equal(after, perturbed.reset(7, 2))
-    changed = {key for key in before if not np.array_equal(before[key], after[key])}
+    changed = set()
+    for key in before:
+        if not np.array_equal(before[key], after[key]):
+            changed.add(key)
 
     assert changed == ({"task"} if name == "wording" else {FRONT_IMAGE})
     places = [[item.place for item in world.scene.objects] for world in (plain, perturbed)]

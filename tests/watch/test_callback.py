@@ -339,7 +339,10 @@ def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch,
 
     def spoil(*args: Any, **kwargs: Any) -> torch.Tensor:
         loss = compute(*args, **kwargs)
-        return loss * float("nan") if trainer.state.global_step == 2 else loss
+        if trainer.state.global_step == 2:
+            return loss * float("nan")
+
+        return loss
 
     monkeypatch.setattr(trainer, "compute_loss", spoil)
     trainer.train()

@@ -40,7 +40,11 @@ def write_events(path: Path, rows: list[dict[str, float]], tensor: bool = False)
         for row in rows:
             for name, x in row.items():
                 if name != "step":
-                    scalar = {"tensor": make_tensor_proto(x)} if tensor else {"simple_value": x}
+                    if tensor:
+                        scalar = {"tensor": make_tensor_proto(x)}
+                    else:
+                        scalar = {"simple_value": x}
+
                     value = Summary.Value(tag=f"train/{name}", **scalar)
                     event = Event(step=int(row["step"]), summary=Summary(value=[value]))
                     writer.write(event.SerializeToString())
@@ -311,7 +315,11 @@ def test_late_rows_of_a_second_process_join_their_steps(write):
 
 @pytest.mark.parametrize("names", [("outputs/a/", "outputs/b/"), ("s3://x", "./y/")])
 def test_names_of_runs_that_a_path_would_change(write, names):
-    rows = [{"run_name": name, **row} for name in names for row in ROWS]
+    rows = []
+    for name in names:
+        for row in ROWS:
+            rows.append({"run_name": name, **row})
+
     path = write("runs.jsonl", as_jsonl([{"config": 3.0}, *rows]))  # a row that names no run
     runs = find_runs(path)
 
@@ -477,7 +485,11 @@ def test_rows_of_two_processes_are_joined_while_they_are_written(write):
         path.write_text(as_jsonl(order[:k]))
         count = growing.poll() if k <= len(order) else growing.finish()
         new = growing.log.rows[growing.num_ready - count : growing.num_ready]
-        taken = [dict(row) for row in new] if growing.resumed else [*taken, *map(dict, new)]
+
+        if growing.resumed:
+            taken = [dict(row) for row in new]
+        else:
+            taken = [*taken, *map(dict, new)]
 
     assert taken == read_log(write("whole.jsonl", as_jsonl(order))).rows
     assert [row["step"] for row in taken] == list(range(1, 9))

@@ -51,7 +51,14 @@ def wandb_file(records: list[bytes]) -> bytes:
 
             piece = record[: left - 7]
             record = record[left - 7 :]
-            kind = (1 if not record else 2) if first else (4 if not record else 3)
+
+            if first:
+                kind = 1 if not record else 2
+            elif not record:
+                kind = 4
+            else:
+                kind = 3
+
             crc = zlib.crc32(bytes([kind]) + piece)
             out = out + struct.pack("<IHB", crc, len(piece), kind) + piece
             first = False

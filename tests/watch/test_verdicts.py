@@ -350,7 +350,11 @@ def test_the_onset_is_when_the_damage_began(turn, over, column):
     assert found.condition == "dead"
     assert found.phases[-1].first == found.onset == pytest.approx(turn, abs=20)
 
-    useful = [row["reward"] for row in rows if abs(row["step"] - found.useful_step) <= 5]
+    useful = []
+    for row in rows:
+        if abs(row["step"] - found.useful_step) <= 5:
+            useful.append(row["reward"])
+
     assert sum(useful) / len(useful) >= 0.93 * 0.74
 
 
@@ -362,7 +366,11 @@ def watched(rows) -> Watch:
     control = SimpleNamespace()
     for row in rows:
         STATE.global_step = row["step"]
-        logs = {name: value for name, value in row.items() if name != "step"}
+        logs = {}
+        for name, value in row.items():
+            if name != "step":
+                logs[name] = value
+
         watch.on_log(None, STATE, control, logs=logs)  # type: ignore[arg-type]
 
     return watch

@@ -51,7 +51,11 @@ def test_config_file_overrides_and_lora(folder, capsys):
     assert run(config) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    rule = {line.split()[0]: line.split()[3] for line in lines if "lora_" in line}
+    rule = {}
+    for line in lines:
+        if "lora_" in line:
+            rule[line.split()[0]] = line.split()[3]
+
     stem = "base_model.model.model.layers.{0..1}."
 
     assert rule[stem + "self_attn.q_proj.lora_B.default.weight"] == "pion"

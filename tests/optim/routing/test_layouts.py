@@ -118,7 +118,11 @@ def run_without(model: nn.Module, name: str, view: str, part: int | None = None)
     param = dict(model.named_parameters())[name]
     before = param.detach().clone()
 
-    blocks = [cut for w in View.parse(view).windows(param.data) for cut in w.strided.unbind(1)]
+    blocks = []
+    for w in View.parse(view).windows(param.data):
+        for cut in w.strided.unbind(1):
+            blocks.append(cut)
+
     for i, block in enumerate(blocks):
         if part is None or i == part:
             block.zero_()

@@ -134,7 +134,11 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("cls", "options"), SETTINGS)
 def test_fused_is_closer_to_float64_than_plain_bfloat16(cls, options):
-    starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
+    starts = []
+    for g in make_groups():
+        for p in g["params"]:
+            starts.append(p.detach().clone())
+
     exact, plain = run(False, cls, work="float64", **options)
     rough, _ = run(False, cls, work="bfloat16", **options)
 

@@ -272,7 +272,12 @@ def test_update_momentum_equals_plain_torch(g_dtype, m_dtype, x_dtype, nesterov,
     mu = 0.9
 
     # The second block is transposed: one launch serves a shape and its transpose.
-    layouts = (layout, "transposed") if layout != "transposed" else ("transposed", "rows")
+
+    if layout != "transposed":
+        layouts = (layout, "transposed")
+    else:
+        layouts = ("transposed", "rows")
+
     grads = [window(m, n, kind, g_dtype) for kind in layouts]
     momenta = [window(m, n, kind, m_dtype) for kind in layouts]
     old = [view.float().clone() for view in momenta]
@@ -294,7 +299,12 @@ def test_update_momentum_equals_plain_torch(g_dtype, m_dtype, x_dtype, nesterov,
     for block, (gradient, before) in enumerate(zip(grads, old, strict=True)):
         want = before + (1 - mu) * (gradient.float() - before)
         assert relative_error(momenta[block], want) < EPSILON[m_dtype]
-        U = gradient.float() + mu * (want - gradient.float()) if nesterov else want
+
+        if nesterov:
+            U = gradient.float() + mu * (want - gradient.float())
+        else:
+            U = want
+
         factor = (X[block].float().norm() / U.norm()).log2().round().exp2()  # a power of two
 
         assert relative_error(X[block], U * factor) < EPSILON[x_dtype]

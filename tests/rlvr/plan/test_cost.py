@@ -436,7 +436,10 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
 
     def add_run(name, model, device, times):
         config = replace(QWEN, model=replace(QWEN.model, name=model))
-        known = {k: v for k, v in vars(config).items() if k in vars(TrainConfig())}
+        known = {}
+        for k, v in vars(config).items():
+            if k in vars(TrainConfig()):
+                known[k] = v
 
         run = RunFolder.create(tmp_path / name, known, {"device": device})
         for step, ratio in enumerate(times, 1):
