@@ -31,6 +31,7 @@ PHASES = {
     "log": "log",
     "callbacks": "callback_handler.call_event",
 }
+OURS = {"score": "_score"}  # whose rewards are not called through TRL's method
 
 
 class Stopwatch:
@@ -63,7 +64,10 @@ class Stopwatch:
 
     def attach(self, trainer: Any) -> None:
         """Time every phase of a trainer from now on."""
-        for phase, path in PHASES.items():
+        is_ours = isinstance(trainer, GRPOTrainer)
+        phases = PHASES | OURS if is_ours else PHASES
+
+        for phase, path in phases.items():
             *where, name = path.split(".")
             owner = trainer
             for step in where:
