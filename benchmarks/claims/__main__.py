@@ -51,7 +51,7 @@ FALLING = "--optim.clip all --optim.schedule linear --optim.warmup 0.05"
 Run = dict[str, Any]
 
 
-class Cell(NamedTuple):
+class ClaimCell(NamedTuple):
     name: str
     seed: int
     flags: list[str]
@@ -70,7 +70,7 @@ def main() -> None:
 
     writing = Lock()
 
-    def make(cell: Cell) -> None:
+    def make(cell: ClaimCell) -> None:
         run = train(cell, given)
         if run is None:
             return
@@ -122,7 +122,7 @@ def read_arguments() -> argparse.Namespace:
     return given
 
 
-def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
+def guard_cells(given: argparse.Namespace) -> Iterator[ClaimCell]:
     write_tasks(given.state / "tasks")
     folder = given.state / "start_sums"
     if not (folder / "config.json").exists():
@@ -143,10 +143,10 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
 
     for seed in GUARD_SEEDS:
         for guard in ("off", "rollback"):
-            yield Cell(guard, seed, [*flags.split(), guard, "--task.system", SYSTEM])
+            yield ClaimCell(guard, seed, [*flags.split(), guard, "--task.system", SYSTEM])
 
 
-def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
+def box_cells(given: argparse.Namespace) -> Iterator[ClaimCell]:
     folder = "tiny" if given.model == "tiny" else str(model_folder(given))
     flags = f"{FALLING} --model {folder} --task sums --task.format boxed"
     flags += " --task.few-shot 1 --task.num-eval 512 --max-tokens 16 --eval-every 20"
@@ -157,17 +157,17 @@ def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
         own += f" --lr {factor * RATES[optim]}"
         if optim == "muon":
             own += " --optim.aux-lr 1e-5"
-        yield Cell(f"{optim} x{factor} {reward}", seed, own.split())
+        yield ClaimCell(f"{optim} x{factor} {reward}", seed, own.split())
 
 
-def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
+def collapse_cells(given: argparse.Namespace) -> Iterator[ClaimCell]:
     flags = f"--lr {COLLAPSE_RATE} --eval-every 10 --save-every 0 --batch 16"
     for seed, optim, reward in product(COLLAPSE_SEEDS, RATES, REWARDS):
         own = f"{flags} --guard off --reward {reward} --optim {optim}"
-        yield Cell(f"{optim} {reward}", seed, own.split())
+        yield ClaimCell(f"{optim} {reward}", seed, own.split())
 
 
-def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
+def rates_cells(_: argparse.Namespace) -> Iterator[ClaimCell]:
     flags = "--eval-every 10 --save-every 0 --batch 16 --guard off"
     grid = [*product(RATES_SEEDS, range(7), LOWEST), *product(RATES_SEEDS, (7, 8), MORE_RATES)]
 
@@ -178,11 +178,11 @@ def rates_cells(_: argparse.Namespace) -> Iterator[Cell]:
             own += " --optim.aux-lr 2.5e-4"
         if optim == "pion":
             own += " --optim.cutoff aligned"
-        yield Cell(f"{optim} {rate:g}", seed, own.split())
+        yield ClaimCell(f"{optim} {rate:g}", seed, own.split())
 
     for seed in RATES_SEEDS:
         own = f"{flags} --optim muon --lr 1e-6 --optim.aux-lr 1e-6"
-        yield Cell("muon 1e-06", seed, own.split())
+        yield ClaimCell("muon 1e-06", seed, own.split())
 
 
 CELLS = {
@@ -193,7 +193,7 @@ CELLS = {
 }
 
 
-def train(cell: Cell, given: argparse.Namespace) -> Run | None:
+def train(cell: ClaimCell, given: argparse.Namespace) -> Run | None:
     """One run; None if there was no time for it."""
     path = given.state / given.study / f"{cell.name.replace(' ', '-')}-{cell.seed}"
     left = given.until - time.monotonic()
@@ -228,7 +228,7 @@ def train(cell: Cell, given: argparse.Namespace) -> Run | None:
     return run
 
 
-def command(cell: Cell, given: argparse.Namespace, path: Path) -> list[str]:
+def command(cell: ClaimCell, given: argparse.Namespace, path: Path) -> list[str]:
     flags = f"--group 8 --device {given.device} --threads 1 --seed {cell.seed}"
     flags += f" --steps {given.steps or STEPS[given.study]} --out {path} --batch 32"
 

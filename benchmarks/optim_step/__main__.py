@@ -86,7 +86,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Setup:
     """What the measurements of a run share."""
 
     config: Config
@@ -108,8 +108,8 @@ def run(config: Config) -> int:
     with progress(num_measurements(here, config, device)) as say:
         say("peak of a large product")
         peak = peak_flops(filter_dtype(device), device)
-        bench = Bench(config, device, here, peak, say)
-        models = [bench_model(bench, model, shape) for model, shape in shapes.items()]
+        setup = Setup(config, device, here, peak, say)
+        models = [bench_model(setup, model, shape) for model, shape in shapes.items()]
 
         say("accuracy against float64")
         errors = accuracy.measure(here, device) if config.accuracy else []
@@ -147,18 +147,18 @@ def num_measurements(names: list[str], config: Config, device: torch.device) -> 
     return 2 + len(config.models) * timed
 
 
-def bench_model(bench: Bench, model: str, shape: ModelShapes) -> dict[str, Any]:
+def bench_model(setup: Setup, model: str, shape: ModelShapes) -> dict[str, Any]:
     """All measurements on one model's matrices."""
-    config = bench.config
+    config = setup.config
     layers = config.layers
-    if layers is None and bench.device.type == "cpu":
+    if layers is None and setup.device.type == "cpu":
         layers = shape.layers_within(CPU_FLOPS)
 
     shapes = shape.matrices(layers)
-    bed = Workbench(shapes, shape.embedding if config.embeddings else None, bench.device)
-    rows, floor = measure_rows(bench, bed)
+    bed = Workbench(shapes, shape.embedding if config.embeddings else None, setup.device)
+    rows, floor = measure_rows(setup, bed)
     flops = sum(p.plain_flops for p in shapes)
-    add_ratios(rows, floor, flops, bench.peak)
+    add_ratios(rows, floor, flops, setup.peak)
 
     return {
         "model": model,
@@ -169,30 +169,30 @@ def bench_model(bench: Bench, model: str, shape: ModelShapes) -> dict[str, Any]:
         "plain_gflop": flops / 1e9,
         "floor_seconds": floor,
         "rows": rows,
-        "buckets": bench_buckets(bench, shapes) if config.buckets else [],
+        "buckets": bench_buckets(setup, shapes) if config.buckets else [],
     }
 
 
-def measure_rows(bench: Bench, bed: Workbench) -> tuple[list[dict[str, Any]], float]:
+def measure_rows(setup: Setup, bed: Workbench) -> tuple[list[dict[str, Any]], float]:
     """A row for each optimizer, and the seconds of the bare products."""
-    device = bench.device
-    rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in bench.names}
-    emulated = [name for name in bench.names if is_emulated(PEERS[name], device)]
-    fast = [name for name in bench.names if name not in emulated]
+    device = setup.device
+    rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in setup.names}
+    emulated = [name for name in setup.names if is_emulated(PEERS[name], device)]
+    fast = [name for name in setup.names if name not in emulated]
 
     floor = bare_products(bed.shapes, filter_dtype(device), device)
     floors: list[float] = []
     for part in chunks(fast, bed.num_at_once()) or [[]]:
-        floors += measure_part(bench, bed, part, floor, rows)
+        floors += measure_part(setup, bed, part, floor, rows)
 
     for name in emulated:
-        bench.say(f"{name}: emulated, timed once")
+        setup.say(f"{name}: emulated, timed once")
         rows[name] |= time_emulated(PEERS[name], bed.shapes, device)
     return list(rows.values()), median(floors)
 
 
 def measure_part(
-    bench: Bench,
+    setup: Setup,
     bed: Workbench,
     names: list[str],
     floor: Callable[[], Any],
@@ -205,19 +205,19 @@ def measure_part(
     """
     built = {name: bed.build(PEERS[name]) for name in names}
     steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
-    times = interleave(steps, bench.config.repeats, bench.device, bench.say)
+    times = interleave(steps, setup.config.repeats, setup.device, setup.say)
 
     for name in names:
-        bench.say(f"{name}: memory")
+        setup.say(f"{name}: memory")
         rows[name] |= {"seconds": median(times[name]), "all": times[name]}
-        rows[name] |= describe_step(bench, bed, built[name])
+        rows[name] |= describe_step(setup, bed, built[name])
     return times[FLOOR]
 
 
-def describe_step(bench: Bench, bed: Workbench, built: Built) -> dict[str, Any]:
+def describe_step(setup: Setup, bed: Workbench, built: Built) -> dict[str, Any]:
     """Memory, launches, the captured graph, and the cost of statistics."""
-    device = bench.device
-    repeats = bench.config.repeats
+    device = setup.device
+    repeats = setup.config.repeats
     found: dict[str, Any] = {
         "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
         "peak_extra_bytes": peak_extra_bytes(built.step, device),
@@ -233,7 +233,7 @@ def describe_step(bench: Bench, bed: Workbench, built: Built) -> dict[str, Any]:
         found["graph_seconds"] = graph
 
     is_ours = type(built.optimizers[0]).__module__.startswith("mesotron.")
-    if bench.config.stats_cost and is_ours:
+    if setup.config.stats_cost and is_ours:
         found["stats_share"] = statistics_share(built.step, bed.shapes, 2 * repeats, device)
     return found
 
@@ -288,16 +288,16 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def bench_buckets(bench: Bench, shapes: list[Projection]) -> list[dict[str, Any]]:
+def bench_buckets(setup: Setup, shapes: list[Projection]) -> list[dict[str, Any]]:
     """Our Muon on each shape alone: shows which one limits the efficiency."""
-    device = bench.device
+    device = setup.device
     rows = []
     for wide in dict.fromkeys(p.wide for p in shapes):
         members = [p for p in shapes if p.wide == wide]
         built = Workbench(members, None, device).build(PEERS["muon"])
         floor = bare_products(members, filter_dtype(device), device)
         steps = {"muon": built.step, FLOOR: floor}
-        times = interleave(steps, bench.config.repeats, device, lambda text: None)
+        times = interleave(steps, setup.config.repeats, device, lambda text: None)
 
         muon = median(times["muon"])
         flops = sum(p.plain_flops for p in members)
@@ -306,7 +306,7 @@ def bench_buckets(bench: Bench, shapes: list[Projection]) -> list[dict[str, Any]
             "matrices": len(members),
             "seconds": muon,
             "floor_seconds": median(times[FLOOR]),
-            "efficiency": flops / bench.peak / muon,
+            "efficiency": flops / setup.peak / muon,
         }
         rows.append(row)
     return rows

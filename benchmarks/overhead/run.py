@@ -35,7 +35,7 @@ from mesotron.tasks.load import load_task
 from mesotron.tasks.rows import make_rows
 
 
-class Clock(TrainerCallback):
+class ProcessorClock(TrainerCallback):
     """Processor seconds of each step, without the optimizer's."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def train(name: str, steps: int, verifier: Verifier) -> list[float]:
     model, tokenizer = load_model(config.model, torch.device("cpu"))
     optim = OptimConfig(name="adamw", lr=0.0)
 
-    clock = Clock()
+    clock = ProcessorClock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = trl_arguments(config.objective, config.rollout, optim, 1) | {
             "output_dir": folder,

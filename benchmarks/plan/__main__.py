@@ -96,7 +96,7 @@ CASES = {
 }
 
 
-class Clock(TrainerCallback):
+class PhaseClock(TrainerCallback):
     """Seconds of each step, and of its phases with the GPU waited for."""
 
     def __init__(self, device: torch.device, deadline: float) -> None:
@@ -183,7 +183,7 @@ def shrink(config: TrainConfig) -> TrainConfig:
 class Timed:
     """A finished training of a case."""
 
-    clock: Clock
+    clock: PhaseClock
     log: list[dict[str, Any]]
     lengths: Lengths
     fast: str | None
@@ -209,7 +209,7 @@ def measure(
 
     _, tokenizer = load_model(ModelConfig(name="tiny"))
     model = build(shape, kind, dtype, device, tokenizer.eos_token_id)
-    timed = train(config, model, tokenizer, Clock(device, deadline), verifier)
+    timed = train(config, model, tokenizer, PhaseClock(device, deadline), verifier)
 
     plan = predict(config, shape, find_device(name_device(device)), timed.lengths)
     row = {"case": name, "parameters": shape.parameters, "lengths": timed.lengths._asdict()}
@@ -220,7 +220,7 @@ def measure(
 
 
 def train(
-    config: TrainConfig, model: Any, tokenizer: Any, clock: Clock, verifier: Verifier
+    config: TrainConfig, model: Any, tokenizer: Any, clock: PhaseClock, verifier: Verifier
 ) -> Timed:
     """Some steps, their phases timed."""
     small_task = replace(config.task, num_train=200, num_eval=2)
@@ -251,7 +251,7 @@ def lengths_of(parts: Any, tokens: int) -> Lengths:
     return Lengths(prompt=sizes[int(0.95 * len(sizes))], completion=tokens, longest=tokens)
 
 
-def time_phases(trainer: Any, clock: Clock) -> None:
+def time_phases(trainer: Any, clock: PhaseClock) -> None:
     """Time the methods of `PHASES` and the optimizer's step."""
     for phase, method in PHASES.items():
         setattr(trainer, method, clock.around(phase, getattr(trainer, method)))

@@ -81,7 +81,7 @@ LOGGED = (
 )
 
 
-class Cell(NamedTuple):
+class MethodCell(NamedTuple):
     contender: str
     lr: float
     seed: int
@@ -146,12 +146,14 @@ def read_arguments() -> argparse.Namespace:
     return given
 
 
-def cells_of(names: list[str], rates: list[float], seeds: list[int]) -> list[Cell]:
+def cells_of(names: list[str], rates: list[float], seeds: list[int]) -> list[MethodCell]:
     """Seed by seed, so that all methods have come equally far when the time is up."""
-    return [Cell(name, lr, seed) for seed, lr, name in product(seeds, rates, names)]
+    return [MethodCell(name, lr, seed) for seed, lr, name in product(seeds, rates, names)]
 
 
-def run_all(cells: list[Cell], given: argparse.Namespace, pool: ThreadPoolExecutor) -> list[Row]:
+def run_all(
+    cells: list[MethodCell], given: argparse.Namespace, pool: ThreadPoolExecutor
+) -> list[Row]:
     list(pool.map(lambda cell: train(cell, given), cells))
 
     found = []
@@ -179,7 +181,7 @@ def two_best(found: list[Row]) -> list[str]:
     return sorted(lasts, key=place, reverse=True)[:2]
 
 
-def folder(cell: Cell, given: argparse.Namespace) -> Path:
+def folder(cell: MethodCell, given: argparse.Namespace) -> Path:
     return given.out / f"{cell.contender}-{cell.lr:g}-{cell.seed}"
 
 
@@ -195,7 +197,7 @@ def warm_start(given: argparse.Namespace) -> Path:
     return max(checkpoints, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
 
 
-def train(cell: Cell, given: argparse.Namespace) -> None:
+def train(cell: MethodCell, given: argparse.Namespace) -> None:
     """Train one run, unless it is finished or the time is up."""
     path = folder(cell, given)
     left = given.until - time.monotonic()
@@ -218,16 +220,16 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
         print(f"{path.name} failed; see {log.name}", flush=True)
 
 
-def read_known(result: Path | None, steps: int) -> dict[Cell, Row]:
+def read_known(result: Path | None, steps: int) -> dict[MethodCell, Row]:
     """Runs of an earlier result that are over."""
     known = {}
     for run in read_json(result) if result else []:
         if run["steps"] >= steps or has_collapsed(run["greedy"]):
-            known[Cell(run["contender"], run["lr"], run["seed"])] = run
+            known[MethodCell(run["contender"], run["lr"], run["seed"])] = run
     return known
 
 
-def is_done(cell: Cell, given: argparse.Namespace) -> bool:
+def is_done(cell: MethodCell, given: argparse.Namespace) -> bool:
     return cell in given.known or is_over(folder(cell, given))
 
 
@@ -251,7 +253,7 @@ def curve(path: Path) -> Curve:
     return points
 
 
-def command(cell: Cell, given: argparse.Namespace) -> list[str]:
+def command(cell: MethodCell, given: argparse.Namespace) -> list[str]:
     """The run's command line; resumes a stopped one."""
     path = folder(cell, given)
     typed = [sys.executable, "-m", "mesotron", "train"]
@@ -285,7 +287,7 @@ def published_beta(objective: str) -> float:
     return resolve(ObjectiveConfig(name=objective), 8).beta  # pyright: ignore
 
 
-def summarise(cell: Cell, given: argparse.Namespace) -> Row | None:
+def summarise(cell: MethodCell, given: argparse.Namespace) -> Row | None:
     """One run's curves; None if it has not started."""
     rows = read_rows(folder(cell, given) / "metrics.jsonl")
     if cell in given.known or not rows:

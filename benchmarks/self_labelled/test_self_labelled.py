@@ -9,7 +9,7 @@ import pytest
 from benchmarks._lib.results import write_json
 from benchmarks.self_labelled.run import (
     CONTENDERS,
-    Cell,
+    MethodCell,
     command,
     is_over,
     kept,
@@ -36,14 +36,14 @@ def test_a_run_keeps_the_last_mean_of_four_over_the_best():
 def test_methods_of_the_long_horizon_are_valid_commands(name, tmp_path):
     warm = Path("warm")
     given = argparse.Namespace(out=tmp_path, warm=warm, device="cpu", steps=1500, prompts=32)
-    config = read(command(Cell(name, 1e-5, 120), given))
+    config = read(command(MethodCell(name, 1e-5, 120), given))
     assert (config.objective.beta == 0) == (config.objective.name == "grpo")
     assert config.model.name == "warm"
 
 
 def test_the_recipe_is_the_method_that_lasts(tmp_path):
     given = argparse.Namespace(out=tmp_path, warm=None, device="cpu", steps=1500, prompts=8)
-    ran = read(command(Cell("sure_open_skip", 3e-4, 273), given))
+    ran = read(command(MethodCell("sure_open_skip", 3e-4, 273), given))
     recipe = make_recipe("arith_self_labeled")
     for part in ("steps", "eval_every", "task", "reward", "optim", "rollout"):
         assert getattr(recipe, part) == getattr(ran, part)

@@ -22,7 +22,7 @@ NAMES = {
     "pion": "Pion everywhere",
     "muon_low_rank": "Muon, low rank on action",
 }
-COLOURS = {
+COLORS = {
     "adamw": "#888888",
     "muon": "#1f77b4",
     "muon_pion": "#d62728",
@@ -256,7 +256,7 @@ def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
 
 def draw_line(axis: Any, x: list[float], y: list[float], name: str, **style: Any) -> None:
     """Points and a line in a contender's color."""
-    axis.plot(x, y, "o-", color=COLOURS[name], label=NAMES[name], **style)
+    axis.plot(x, y, "o-", color=COLORS[name], label=NAMES[name], **style)
 
 
 def draw_gradients(cells: list[Cell], path: Path) -> None:
@@ -313,7 +313,7 @@ def draw_learning(cells: list[Cell], steps: int, path: Path) -> None:
             seeds = chosen(cells, head, name, steps)
             if seeds:
                 x, y = zip(*seeds[0]["losses"], strict=True)
-                axis.plot(x, y, color=COLOURS[name], lw=1, label=NAMES[name])
+                axis.plot(x, y, color=COLORS[name], lw=1, label=NAMES[name])
 
         axis.set_title(f"{head} head, {steps} steps")
         axis.set_xlabel("step")

@@ -36,7 +36,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PublicVerdict:
     """The watch's verdict on one public run next to its label."""
 
     run: str
@@ -85,7 +85,7 @@ def runs_of(folder: Path, half: str) -> list[dict[str, Any]]:
     return [run for run in runs if half_of(run["repository"]) == half]
 
 
-def judge(folder: Path, run: dict[str, Any]) -> Verdict:
+def judge(folder: Path, run: dict[str, Any]) -> PublicVerdict:
     rows = read_rows(folder / run["file"])
     key = run["reward_key"]
 
@@ -109,7 +109,7 @@ def judge(folder: Path, run: dict[str, Any]) -> Verdict:
 
     stops = [event for event in diagnosis.events if event.severity == "stop"]
     warnings = {event.detector for event in diagnosis.events if event.severity == "warn"}
-    return Verdict(
+    return PublicVerdict(
         run=run["file"].removesuffix(".jsonl.gz"),
         label=label,
         condition=diagnosis.condition,
@@ -181,7 +181,7 @@ def labelled_onset(points: Points) -> float:
     return max(step for (step, _), value in pairs if value >= 0.9 * best)
 
 
-def is_right(verdict: Verdict) -> bool:
+def is_right(verdict: PublicVerdict) -> bool:
     if verdict.label in ("collapsed", "starved"):
         return verdict.condition == "dead"
     if verdict.label == "healthy":
@@ -189,8 +189,8 @@ def is_right(verdict: Verdict) -> bool:
     return True
 
 
-def summarize(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    by_label: dict[str, list[Verdict]] = defaultdict(list)
+def summarize(verdicts: Sequence[PublicVerdict]) -> dict[str, Any]:
+    by_label: dict[str, list[PublicVerdict]] = defaultdict(list)
     for one in verdicts:
         by_label[one.label].append(one)
 
@@ -209,11 +209,11 @@ def summarize(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def are(verdicts: Sequence[Verdict], condition: str) -> list[bool]:
+def are(verdicts: Sequence[PublicVerdict], condition: str) -> list[bool]:
     return [one.condition == condition for one in verdicts]
 
 
-def dated_well(verdicts: Sequence[Verdict]) -> list[bool]:
+def dated_well(verdicts: Sequence[PublicVerdict]) -> list[bool]:
     """Whether the watch dates a collapse as the label does, where both do."""
     hits = []
     for one in verdicts:
@@ -222,7 +222,7 @@ def dated_well(verdicts: Sequence[Verdict]) -> list[bool]:
     return hits
 
 
-def line(one: Verdict) -> str:
+def line(one: PublicVerdict) -> str:
     mark = "  " if is_right(one) else "X "
 
     if one.onset is None:
