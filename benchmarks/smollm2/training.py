@@ -23,7 +23,7 @@ from benchmarks._lib.rows import values
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.answers.verify import Verifier
 from mesotron.compare.health import diverged_at, health_of
-from mesotron.compare.language import Language
+from mesotron.compare.language import LanguageKind
 from mesotron.config import TrainConfig
 from mesotron.models.adapters import lora_config
 from mesotron.rewards.call import as_reward_function
@@ -103,7 +103,7 @@ def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
         changes += [*GSM8K, f"task.data={given.gsm8k}"]
     changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
 
-    kind = Language("arith_smollm2", changes)
+    kind = LanguageKind("arith_smollm2", changes)
     (contender,) = kind.contenders([cell["optim"]], [cell["objective"]])
     config = kind.settings(contender, cell["rate"], cell["seed"], run, cell["gain"])
     return fit_micro_batch(config)

@@ -514,7 +514,7 @@ def test_search_limits():
     assert (crashed.best, crashed.done) == (None, True)
 
 
-@pytest.mark.parametrize("rule", SPECTRAL_RULES)
+@pytest.mark.parametrize("rule", list(SPECTRAL_RULES))
 def test_updates_of_every_spectral_rule_are_measured(tmp_path, rule):
     save_rows(tmp_path, {f"optim/{rule} rows:2/update_rms": 0.0002})
     run = RunFolder(tmp_path)

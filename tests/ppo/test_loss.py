@@ -8,7 +8,7 @@ from ppo.test_policy import CONFIG, KEY, apply, init, observe
 
 from mesotron.config import SnakeConfig
 from mesotron.ppo.loop import by_group, shuffled, take
-from mesotron.ppo.loss import Batch, estimate_advantages, kl_divergence, ppo_loss
+from mesotron.ppo.loss import Minibatch, estimate_advantages, kl_divergence, ppo_loss
 from mesotron.ppo.optimizer import make_hyper, make_optimizer
 
 BATCH = 16
@@ -68,7 +68,7 @@ def test_loss_and_gradient_of_the_policy_that_acted():
     entropies = -(probabilities * np.log(probabilities + 1e-30)).sum(1)
     old = np.log(probabilities[np.arange(BATCH), moves])
 
-    batch = Batch(
+    batch = Minibatch(
         seen,
         moves,
         old,

@@ -19,7 +19,7 @@ from mesotron.config import SnakeConfig
 from mesotron.ppo.env import NUM_FEATURES, Observation
 from mesotron.ppo.optimizer import make_hyper
 from mesotron.ppo.loop import by_group, shuffled, take
-from mesotron.ppo.loss import Batch, ppo_loss
+from mesotron.ppo.loss import Minibatch, ppo_loss
 from mesotron.ppo.program import make_mesh
 from mesotron.ppo.policy import init_policy
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -31,7 +31,7 @@ key, S, N = jax.random.PRNGKey(0), 6, 8
 draw = np.random.default_rng(0).normal
 cells = np.abs(draw(size=(S, N, 6, NUM_FEATURES))).astype(np.float32)
 one = lambda: jnp.asarray(draw(size=(S, N)), jnp.float32)
-batch = Batch(Observation(jnp.asarray(cells), jnp.ones((S, N, 4), bool)), jnp.ones((S, N), int),
+batch = Minibatch(Observation(jnp.asarray(cells), jnp.ones((S, N, 4), bool)), jnp.ones((S, N), int),
               one() - 1.4, one(), one(), jnp.zeros((S, N, 2), jnp.uint32))
 params = jax.jit(lambda: init_policy(key, config))()
 

@@ -14,7 +14,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.files import Row
 
 
-class Games(Kind):
+class SnakeKind(Kind):
     name = "ppo"
     config_type = SnakeConfig
     extra = "ppo"

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from mesotron.compare.games import Games
+from mesotron.compare.games import SnakeKind
 from mesotron.compare.kind import Kind, check_known
-from mesotron.compare.language import Language
-from mesotron.compare.robots import Robots
+from mesotron.compare.language import LanguageKind
+from mesotron.compare.robots import RobotKind
 from mesotron.config import CompareConfig
 from mesotron.recipes import RECIPES
 
-KINDS: tuple[type[Kind], ...] = (Language, Games, Robots)
+KINDS: tuple[type[Kind], ...] = (LanguageKind, SnakeKind, RobotKind)
 # Names in the place of a recipe that are none of `mesotron train`.
-OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}
+OTHERS: dict[str, type[Kind]] = {"snake": SnakeKind, "vla": RobotKind}
 
 
 def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
@@ -21,6 +21,6 @@ def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
         recipe = "own"
 
     check_known("recipe", recipe, (*RECIPES, *OTHERS))
-    kind = OTHERS.get(recipe, Language)
+    kind = OTHERS.get(recipe, LanguageKind)
 
     return kind(recipe, changes)

@@ -29,7 +29,7 @@ PROBE_PROBLEMS = 8
 UPDATES = f"optim/({'|'.join(SPECTRAL_RULES)}).*/update_rms"  # of hidden matrices
 
 
-class Language(Kind):
+class LanguageKind(Kind):
     name = "rlvr"
     config_type = TrainConfig
     extra = "rlvr"

@@ -17,7 +17,7 @@ ALWAYS = (*CELL_SETTINGS, "probe_every=0", "workers=1")
 RULES = {"pion_action": "muon", "lowrank": "low_rank"}  # of all parts, where the name is no rule
 
 
-class Robots(Kind):
+class RobotKind(Kind):
     name = "vla"
     config_type = VlaTrainConfig
     extra = "vla"

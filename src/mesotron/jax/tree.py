@@ -28,7 +28,7 @@ STEP = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")  # an
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
+class AuxiliaryAdamW:
     """The rule of all leaves that are no matrices."""
 
     lr: Rate
@@ -54,7 +54,7 @@ class TreeRule:
     scale_by: Callable[..., optax.GradientTransformation]  # scale_by_muon or scale_by_pion
     lr: Rate
     options: Mapping[str, Any]  # further arguments of `scale_by`
-    adamw: AdamW
+    adamw: AuxiliaryAdamW
     views: Views
     routing: Mapping[str, Any]
     lora: str | None
@@ -153,7 +153,7 @@ def transform_tree(
     """The transformation behind `muon` and `pion`; `rate_name` is what its caller calls `lr`."""
     options = flatten_injected(options)
     aux_lr = options.pop("aux_lr", None)
-    adamw = AdamW(
+    adamw = AuxiliaryAdamW(
         lr=lr if aux_lr is None else aux_lr,
         betas=options.pop("betas", (0.9, 0.999)),
         eps=options.pop("eps", 1e-8),

@@ -36,7 +36,7 @@ class EnvState(NamedTuple):
     length: Array
 
 
-class Step(NamedTuple):
+class EnvStep(NamedTuple):
     observation: Observation  # the next state to act in: after the reset if the game ended
     final_observation: Observation  # the state the move led to, before any reset
     reward: Array  # shaped as configured
@@ -63,7 +63,7 @@ class SnakeEnv:
 
         return EnvState(game, key, zero, zero), self._observe(game, timestep.observation.grid)
 
-    def step(self, state: EnvState, action: Array) -> tuple[EnvState, Step]:
+    def step(self, state: EnvState, action: Array) -> tuple[EnvState, EnvStep]:
         """Play one move; reset if it ends the game."""
         config = self.config
         game, timestep = self.game.step(state.game, action)
@@ -77,7 +77,7 @@ class SnakeEnv:
         fresh, first = self.reset(state.key)
         state, observation = select(terminated | truncated, (fresh, first), (played, final))
 
-        step = Step(
+        step = EnvStep(
             observation,
             final,
             reward,

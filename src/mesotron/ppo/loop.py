@@ -18,7 +18,7 @@ from jax import Array
 
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import EnvState, Observation, SnakeEnv, select
-from mesotron.ppo.loss import Batch, estimate_advantages, ppo_loss
+from mesotron.ppo.loss import Minibatch, estimate_advantages, ppo_loss
 from mesotron.ppo.optimizer import Hyper, anneal, make_hyper, make_optimizer
 from mesotron.ppo.policy import Params, apply_policy, init_policy, log_probs
 
@@ -141,7 +141,7 @@ def update_once(
         hyper.gae_lambda,
     )
 
-    batch = Batch(
+    batch = Minibatch(
         steps.observation,
         steps.actions,
         steps.rollout_log_probs,
@@ -221,7 +221,7 @@ def play(
 def learn(
     params: Params,
     opt_state: Any,
-    batch: Batch,
+    batch: Minibatch,
     key: Array,
     config: SnakeConfig,
     hyper: Hyper,
@@ -277,7 +277,7 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
     return jnp.moveaxis(order.reshape(groups, config.num_minibatches, -1), 1, 0)
 
 
-def take(data: Batch, index: Array) -> Batch:
+def take(data: Minibatch, index: Array) -> Minibatch:
     def pick(X: Array) -> Array:
         return jax.vmap(lambda rows, chosen: rows[chosen])(X, index).reshape(-1, *X.shape[2:])
 
@@ -285,7 +285,7 @@ def take(data: Batch, index: Array) -> Batch:
 
 
 def _describe(
-    steps: Transition, batch: Batch, state: TrainState, config: SnakeConfig, hyper: Hyper
+    steps: Transition, batch: Minibatch, state: TrainState, config: SnakeConfig, hyper: Hyper
 ) -> Metrics:
     """Metrics of the rollout; scores are the unshaped ones of the games that ended in it."""
     ended = steps.terminated | steps.truncated

@@ -49,7 +49,7 @@ def estimate_advantages(  # noqa: PLR0913  # the arrays of a rollout, as in the 
     return advantages
 
 
-class Batch(NamedTuple):
+class Minibatch(NamedTuple):
     """Steps to learn from; `rollout_log_probs` are those of the policy that acted."""
 
     observation: Observation
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 def ppo_loss(
     params: Params,
-    batch: Batch,
+    batch: Minibatch,
     config: SnakeConfig,
     hyper: Hyper,
     pretrained: Params | None = None,

@@ -99,7 +99,7 @@ class Mirrors:
             self._board.close()
 
 
-class Session(NamedTuple):
+class SnakeSession(NamedTuple):
     config: SnakeConfig
     folder: RunFolder
     runs: Runs
@@ -137,7 +137,7 @@ def run(config: SnakeConfig) -> int:
         ):
             guard = Guard(config, folder, view.say)
             play = evaluate.make_evaluation(config)
-            session = Session(
+            session = SnakeSession(
                 config,
                 folder,
                 runs,
@@ -188,7 +188,7 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     return RunFolder.create(path, config, environment), config
 
 
-def train(session: Session, stop: StopRequest) -> tuple[TrainState, int]:
+def train(session: SnakeSession, stop: StopRequest) -> tuple[TrainState, int]:
     """The states at the end of this call, and the updates behind them."""
     config = session.config
     folder = session.folder
@@ -248,7 +248,7 @@ def next_chunk(config: SnakeConfig, done: int) -> int:
 
 
 def write_chunk(
-    session: Session,
+    session: SnakeSession,
     metrics: dict[str, np.ndarray],
     done: int,
     count: int,
@@ -296,7 +296,7 @@ def mean_over_runs(values: dict[str, np.ndarray]) -> dict[str, float]:
     return {name: float(each.mean()) for name, each in counted.items() if len(each)}
 
 
-def write_evaluation(session: Session, games: dict[str, Games], done: int) -> None:
+def write_evaluation(session: SnakeSession, games: dict[str, Games], done: int) -> None:
     """Write a row of samples.jsonl: the means over all games, and each run's own."""
     each = {f"{mode}_fruit": g.fruit.mean(1).round(4).tolist() for mode, g in games.items()}
     means = {k: v for mode, g in games.items() for k, v in g.summarize(mode).items()}
@@ -317,7 +317,7 @@ def write_evaluation(session: Session, games: dict[str, Games], done: int) -> No
     )
 
 
-def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
+def final_evaluation(session: SnakeSession, states: TrainState) -> dict[str, Games]:
     games = session.evaluate(states.params, EVALUATION_SEED)
     last = session.config.num_updates
     if all(row["step"] != last for row in session.folder.rows("samples")):
@@ -326,7 +326,7 @@ def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
     return games
 
 
-def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str:
+def finish(session: SnakeSession, states: TrainState, games: dict[str, Games]) -> str:
     config = session.config
     folder = session.folder
     baselines = evaluate.measure_baselines(config)
@@ -367,7 +367,7 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
     return f"{text}\n{folder.path}"
 
 
-def read_curve(session: Session) -> Curve:
+def read_curve(session: SnakeSession) -> Curve:
     """Training fruit per run; an update without a finished game repeats the value before it."""
     num_runs = len(session.runs.values)
 

@@ -14,7 +14,7 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-class Score(NamedTuple):
+class FinalScore(NamedTuple):
     label: str
     value: float
     text: str
@@ -67,25 +67,25 @@ def _best_and_worst(runs: Sequence[Run]) -> str:
     )
 
 
-def final_score(run: Run) -> Score | None:
+def final_score(run: Run) -> FinalScore | None:
     """Held-out accuracy, fruit, success, or the mean reward of the last tenth."""
     result = run.result or {}
     if "after" in result:
         value = result["after"]["value"]
         if result.get("measure") == "reward":
-            return Score("held-out reward", value, f"{value:.3f}")
-        return Score("held-out accuracy", value, f"{value:.1%}")
+            return FinalScore("held-out reward", value, f"{value:.3f}")
+        return FinalScore("held-out accuracy", value, f"{value:.1%}")
 
     if "greedy_fruit" in result:
-        return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
+        return FinalScore("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
     if run.kind == "vla" and "success" in result:
-        return Score("success", result["success"], f"{result['success']:.1%}")
+        return FinalScore("success", result["success"], f"{result['success']:.1%}")
 
     for metric, label in (("reward", "reward"), ("mean_token_accuracy", "token accuracy")):
         values = run.finite(metric)
         if values:
             _, value = _ends(values)
-            return Score(label, value, f"{value:.3f}")
+            return FinalScore(label, value, f"{value:.3f}")
 
     return None
 

@@ -43,7 +43,7 @@ def identity(x: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Processes:
     """The processes of a run, and how values of all of them come together; alone by default."""
 
     rank: int = 0
@@ -57,7 +57,7 @@ class World:
         return values[self.rank * number : (self.rank + 1) * number]
 
 
-ALONE = World()
+ALONE = Processes()
 
 
 # 1. The rollout
@@ -233,7 +233,7 @@ class Scoring:
     entropy_filter: EntropyFilter | None = None
     tolerance: float = 1e-6
     seed: object = 0  # of tied votes
-    world: World = ALONE
+    world: Processes = ALONE
 
 
 def score(rollout: Rollout, rows: Sequence[Row], how: Scoring) -> Scored:
@@ -441,7 +441,7 @@ def make_batch(
     old_logprobs: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
     sampler_ratio: Tensor | None = None,
-    world: World = ALONE,
+    world: Processes = ALONE,
 ) -> Batch:
     """Joins tokens and advantages; completions that the filter dropped leave every mean."""
     B = len(sequences.completion_ids)
@@ -466,7 +466,7 @@ def make_batch(
     return batch
 
 
-def without_rows(batch: Batch, dropped: Sequence[bool], world: World = ALONE) -> Batch:
+def without_rows(batch: Batch, dropped: Sequence[bool], world: Processes = ALONE) -> Batch:
     """Takes completions (numbered over all processes) out of every term of the loss.
 
     Only the loss mask changes: the model still reads what it read when the batch was scored.
@@ -577,7 +577,7 @@ class LossInputs:
     on_policy: Tensor | None = None  # [B, 1], 0 for completions that are left out
     high_entropy: Tensor | None = None  # [B, T], tokens with a gradient
     sampler_ratio: Tensor | None = None  # [B, T] or [B, 1]
-    world: World = ALONE
+    world: Processes = ALONE
 
     @property
     def A(self) -> Tensor:
@@ -682,7 +682,7 @@ class LossInputs:
 
 
 def compute_loss(
-    passed: Passed, batch: Batch, settings: LossSettings, world: World = ALONE
+    passed: Passed, batch: Batch, settings: LossSettings, world: Processes = ALONE
 ) -> LossOutput:
     """The objective with its KL term, the entropy bonus, and the loss of the router."""
     inputs, kl_metric = loss_inputs(passed, batch, settings, world)
@@ -727,7 +727,7 @@ def compute_loss(
 
 
 def loss_inputs(
-    passed: Passed, batch: Batch, settings: LossSettings, world: World = ALONE
+    passed: Passed, batch: Batch, settings: LossSettings, world: Processes = ALONE
 ) -> tuple[LossInputs, Metrics]:
     """What the objective sees, and the metric of the KL term."""
     logprobs = passed.logprobs
@@ -794,7 +794,7 @@ def kl_term(logprobs: Tensor, reference: Tensor) -> Tensor:
     return torch.exp(reference - logprobs) - (reference - logprobs) - 1
 
 
-def high_entropy_tokens(entropies: Tensor, mask: Tensor, share: float, world: World) -> Tensor:
+def high_entropy_tokens(entropies: Tensor, mask: Tensor, share: float, world: Processes) -> Tensor:
     """The share of all tokens with the largest entropy, [B, T]."""
     everyone = world.gather_ragged(entropies[mask.bool()].float())
     if not everyone.numel():
@@ -838,7 +838,7 @@ def reward_metrics(scored: Scored, advantages: Advantages, names: Sequence[str])
     }
 
 
-def sampler_metrics(batch: Batch, world: World = ALONE) -> Metrics:
+def sampler_metrics(batch: Batch, world: Processes = ALONE) -> Metrics:
     """TRL's metrics of how far the program that sampled is from the old policy."""
     if batch.sampler_ratio is None:
         return {}
@@ -866,7 +866,7 @@ def sampler_metrics(batch: Batch, world: World = ALONE) -> Metrics:
     }
 
 
-def masked_metrics(batch: Batch, world: World = ALONE) -> Metrics:
+def masked_metrics(batch: Batch, world: Processes = ALONE) -> Metrics:
     """sampling/masked: the share of tokens that the correction of the sampler masks."""
     ratio = batch.sampler_ratio
     if ratio is None:
@@ -878,7 +878,7 @@ def masked_metrics(batch: Batch, world: World = ALONE) -> Metrics:
     return {"sampling/masked": world.gather(shares).mean().item()}
 
 
-def masked_mean(values: Tensor, mask: Tensor, world: World = ALONE) -> float:
+def masked_mean(values: Tensor, mask: Tensor, world: Processes = ALONE) -> float:
     """The mean over the tokens that train, or over sequences for [B, 1], of all processes."""
     if values.shape[1] == 1:
         sums = torch.stack([values.sum(), values.new_tensor(float(len(values)))])

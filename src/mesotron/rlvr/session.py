@@ -198,7 +198,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView, stop: process.S
         view.notes[measure_of(before)] = f"{start['value']:.3f} before"
 
     if start is not None and config.eval_every:
-        scorer = Scorer(session, view)
+        scorer = HeldOutScorer(session, view)
         evaluates = EvalEvery(
             config.eval_every,
             trainer,
@@ -227,7 +227,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView, stop: process.S
         trainer.callback_handler.callbacks.insert(0, probe)
 
 
-class Scorer:
+class HeldOutScorer:
     """Evaluates the model during training, and shows its score beside the first one."""
 
     def __init__(self, session: Session, view: LiveView) -> None:

@@ -199,7 +199,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.self_labeled:
             self.reward_weights[1:] = 0  # an environment's own reward too
 
-        self.world = grpo.World(
+        self.world = grpo.Processes(
             rank=args.process_index,
             size=args.world_size,
             gather=self.accelerator.gather,  # pyright: ignore

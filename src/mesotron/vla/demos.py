@@ -261,7 +261,7 @@ class DemoSpec(NamedTuple):
     scatter: bool = False
 
 
-class Recording(NamedTuple):
+class RecordedDemo(NamedTuple):
     spec: DemoSpec
     observations: list[Observation]
     where: list[np.ndarray]
@@ -309,13 +309,15 @@ def plan_pairs(first: int, count: int, tasks: int, scatter: bool = False) -> lis
     return specs
 
 
-def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
+def record(
+    world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1
+) -> RecordedDemo:
     """Let the expert act and record what it observes and does. Noise is added to each action after
     it is recorded, so that the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327)."""
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
     first = world.reset(*spec)
 
-    recording = Recording(
+    recording = RecordedDemo(
         spec, observations=[], where=[], qpos=[], actions=[], success=False, answers=[]
     )
     for number in range(horizon if spec.scatter else world.max_steps):
@@ -402,7 +404,7 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def _pack(
-    recordings: Sequence[Recording], numbers: Sequence[int], compact: bool, failed: int
+    recordings: Sequence[RecordedDemo], numbers: Sequence[int], compact: bool, failed: int
 ) -> Arrays:
     """The arrays of a shard; `numbers` are the episode indices, `failed` counts dropped ones."""
     observations: list[Observation] = []
@@ -440,7 +442,7 @@ def _pack(
     return arrays
 
 
-def _pack_scenes(recordings: Sequence[Recording]) -> Arrays:
+def _pack_scenes(recordings: Sequence[RecordedDemo]) -> Arrays:
     """What it takes to render the observations later: the scenes and the joint positions."""
     arrays: Arrays = {}
     counts = [len(recording.observations) for recording in recordings]

@@ -216,7 +216,7 @@ def join_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | N
     return torch.cat(parts, dim=1)
 
 
-class Action(nn.Module):
+class ActionDecoder(nn.Module):
     """Learned queries, one per action of a chunk, that attend to the context."""
 
     def __init__(self, size: Size, chunk: int, action_dim: int, needs_noise: bool) -> None:
@@ -289,7 +289,7 @@ class Policy(nn.Module):
             self.language = encoders.Language(size)
 
         self.fusion = Fusion(size, body.state_dim)
-        self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
+        self.action = ActionDecoder(size, config.chunk, body.action_dim, self.head.needs_noise)
 
         if where:
             self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)})

@@ -139,7 +139,7 @@ def unique_groups(members: list[ParamStep]) -> list[Group]:
     return list({id(m.group): m.group for m in members}.values())
 
 
-class _Kind(NamedTuple):
+class _StepKind(NamedTuple):
     """What the blocks of a bucket have in common."""
 
     filter: Filter
@@ -151,7 +151,7 @@ class _Kind(NamedTuple):
 
 
 def make_buckets(members: list[ParamStep]) -> list[Bucket]:
-    by_kind: dict[_Kind, list[_Block]] = defaultdict(list)
+    by_kind: dict[_StepKind, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
         for kind, block in _blocks_of(member, number):
             by_kind[kind].append(block)
@@ -168,7 +168,7 @@ def make_buckets(members: list[ParamStep]) -> list[Bucket]:
     return buckets
 
 
-def _blocks_of(member: ParamStep, number: int) -> Iterator[tuple[_Kind, _Block]]:
+def _blocks_of(member: ParamStep, number: int) -> Iterator[tuple[_StepKind, _Block]]:
     group = member.group
     view = View.parse(group["view"])
     tensors = (member.param, member.grad, member.momentum)
@@ -176,7 +176,7 @@ def _blocks_of(member: ParamStep, number: int) -> Iterator[tuple[_Kind, _Block]]
 
     for windows in zip(*(view.windows(t) for t in tensors), strict=True):
         first = windows[0]
-        kind = _Kind(
+        kind = _StepKind(
             filter=filter,
             nesterov=group["nesterov"],
             momentum=_identity(group["momentum"]),
@@ -207,7 +207,7 @@ def _block_views(wide: Tensor) -> list[Tensor]:
     return views
 
 
-def _make_bucket(kind: _Kind, blocks: list[_Block], members: list[ParamStep]) -> Bucket:
+def _make_bucket(kind: _StepKind, blocks: list[_Block], members: list[ParamStep]) -> Bucket:
     weights, grads, momenta = map(elementwise.tabulate, zip(*(block.views for block in blocks)))
     number = {id(group): i for i, group in enumerate(unique_groups(members))}
 

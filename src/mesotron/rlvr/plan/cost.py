@@ -25,7 +25,7 @@ from mesotron.rlvr.plan.problems import find_problems
 from mesotron.rlvr.plan.shapes import Shape
 from mesotron.rlvr.plan.sizes import (
     StepMath,
-    Tokens,
+    TokenCounts,
     sampled_per_update,
     step_math,
     tokens_of_run,
@@ -42,7 +42,7 @@ class RunEstimate(NamedTuple):
     num_prompts: int  # training problems
     maths: StepMath  # of a step and of an epoch
     sampled: float  # completions per update, without further rounds of dynamic sampling
-    tokens: Tokens  # sampled in the run
+    tokens: TokenCounts  # sampled in the run
     pace: Pace
     limits: Limits  # price and budget
 

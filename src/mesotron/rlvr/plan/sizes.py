@@ -36,7 +36,7 @@ def sampled_per_update(config: PlanConfig, step: StepMath) -> float:
     return step.completions_per_update * first_round / config.rollout.prompts
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens sampled in a run."""
 
     least: float
@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
     most: float
 
 
-def tokens_of_run(config: PlanConfig, step: StepMath, completion_tokens: float) -> Tokens:
+def tokens_of_run(config: PlanConfig, step: StepMath, completion_tokens: float) -> TokenCounts:
     rollout = config.rollout
     objective = config.objective
 
@@ -56,7 +56,7 @@ def tokens_of_run(config: PlanConfig, step: StepMath, completion_tokens: float) 
     further_rounds = objective.dynamic_max_rounds - 1 if resamples else 0
     further = step.completions_per_update * updates * further_rounds
 
-    return Tokens(
+    return TokenCounts(
         least=first,
         expected=first * completion_tokens,
         most=(first + further) * rollout.max_tokens,

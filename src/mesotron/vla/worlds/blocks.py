@@ -13,10 +13,10 @@ from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
 from mesotron.vla.worlds import rendering
 from mesotron.vla.worlds import scene as scenes
-from mesotron.vla.worlds.rendering import Camera, Light, Model, View, mj
+from mesotron.vla.worlds.rendering import Camera, CameraView, Light, Model, mj
 from mesotron.vla.worlds.scene import BIN, BIN_HALF, HALF_HEIGHT, HALF_WIDTH, Scene
 
-FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
+FRONT = CameraView(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
 WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # relative to the hand
 MAX_STEPS = 54  # twice the expert's longest of 600 episodes in each world; the mean is 19
 
@@ -56,7 +56,7 @@ def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
     return mj.MjModel.from_xml_string(xml.replace("</worldbody>", f"{objects}</worldbody>"))
 
 
-class Table:
+class BlockTable:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.model = compile_model(tuple(item.shape for item in scene.objects))
@@ -103,7 +103,7 @@ class Table:
         return bool(inside and is_low and self.gap > HALF_WIDTH[shape] + 0.005)
 
 
-def pick_and_place(table: Table, index: int) -> np.ndarray:
+def pick_and_place(table: BlockTable, index: int) -> np.ndarray:
     """The scripted expert's action, float32 (4,) in [-1, 1], a smooth function of hand, gap and
     object position: a policy that imitates a hidden phase stalls between two of them."""
     hand = table.hand
@@ -179,7 +179,7 @@ class BlocksWorld(World):
         self.scene = scene.swapped() if swap else scene
         self.instruction = self.scene.instruction
         self.wrong_instruction = self.scene.swapped().instruction
-        self.table = Table(self.scene)
+        self.table = BlockTable(self.scene)
         self.num_steps = 0
         self._view = rendering.perturb_view(FRONT, name, seed)
         self._noise = np.random.default_rng([seed, 13])

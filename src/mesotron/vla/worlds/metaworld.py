@@ -18,10 +18,10 @@ from metaworld.policies import ENV_POLICY_MAP
 from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
 from mesotron.vla.worlds import rendering
-from mesotron.vla.worlds.rendering import Ball, Camera, Light, View, mj
+from mesotron.vla.worlds.rendering import Ball, Camera, CameraView, Light, mj
 
 # LeRobot's camera "corner2", but as narrow as hand, object and goal of MT10's experts allow.
-FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
+FRONT = CameraView(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
 MAX_STEPS = 500  # the package's horizon; about twice the experts' longest of 200 MT10 episodes
 # The goals of reach, push and the like are drawn as balls of a color used for nothing else.
 GOAL_COLOR = (1.0, 0.2, 0.9)

@@ -74,7 +74,7 @@ class Light:
 
 
 @dataclass(frozen=True)
-class View:
+class CameraView:
     camera: Camera
     light: Light
     noise: float = 0.0  # standard deviation
@@ -85,7 +85,7 @@ class View:
         return np.clip(image + rng.normal(0, self.noise, image.shape), 0, 255).astype(np.uint8)
 
 
-def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
+def perturb_view(view: CameraView, name: PerturbationName, seed: int) -> CameraView:
     """The view of an evaluation episode, in the spirit of LIBERO-Plus (arXiv 2510.13626). The
     perturbations "position" and "wording" change the scene, not the view."""
     rng = np.random.default_rng([seed, 7])
