@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks._lib.snake_numpy import Seen, observation_space
 from mesotron.config import SnakeConfig
-from mesotron.ppo.env import NUM_ACTIONS, EnvState, Observation, SnakeEnv, Step
+from mesotron.ppo.env import NUM_ACTIONS, EnvState, EnvStep, Observation, SnakeEnv
 
 
 class SnakeGym(gymnasium.Env):
@@ -95,7 +95,7 @@ class SnakeVecEnv(VecEnv):
     def step_wait(self) -> tuple[Seen, np.ndarray, np.ndarray, list[dict]]:
         """Play them. The info of a game that ended has its score and its last observation."""
         self._state, step = self._step(self._state, self._actions)
-        step: Step = jax.device_get(step)
+        step: EnvStep = jax.device_get(step)
         dones = np.asarray(step.terminated | step.truncated)
         infos: list[dict] = [{} for _ in range(self.num_envs)]
 
