@@ -19,7 +19,7 @@ from benchmarks._lib.snake_sb3 import ENDS, SnakeNetwork, make_sb3  # noqa: E402
 from mesotron.config import SnakeConfig  # noqa: E402
 from mesotron.jax import label  # noqa: E402
 from mesotron.ppo.env import HEAD, NUM_FEATURES, EnvState, Observation, SnakeEnv  # noqa: E402
-from mesotron.ppo.loss import Batch, estimate_advantages, ppo_loss  # noqa: E402
+from mesotron.ppo.loss import Minibatch, estimate_advantages, ppo_loss  # noqa: E402
 from mesotron.ppo.optimizer import make_hyper  # noqa: E402
 from mesotron.ppo.policy import HIDDEN, apply_policy, init_policy  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
@@ -193,7 +193,7 @@ def test_plain_loop_has_our_advantages_and_loss():
     targets = advantages + memory.value.ravel()
     keys = jnp.zeros((32, 2), jnp.uint32)
 
-    batch = Batch(
+    batch = Minibatch(
         memory.observation,
         memory.action,
         log_prob,
