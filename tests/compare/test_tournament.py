@@ -369,7 +369,7 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
         ("arith --optims sgd", "sgd"),
         ("arith --objectives ppo", "ppo"),
         ("snake --objectives grpo", "grpo"),
-        ("arith --set rollout.prompt=8", "prompts"),
+        ("arith --set rollout.prompt=8", "--batch"),
         ("arith --set steps=many", "many"),
         ("arith --set optim.per-head=true", "per_head"),
         ("arith --set seed=3", "seed"),

@@ -88,7 +88,7 @@ def open_session(folder, **changes):
     guard = training.Guard(config, folder, view.say)
     mirrors = training.Mirrors(config, folder.path)
 
-    return training.Session(
+    return training.SnakeSession(
         config, folder, read_runs(config), program, evaluate, view, mirrors, guard
     )
 
