@@ -19,7 +19,7 @@ from mesotron.evaluate.result import Evaluation
 from mesotron.evaluate.scores import bootstrap
 from mesotron.evaluate.subject import Subject, find_subject
 from mesotron.evaluate.transcripts import changes_of, side_by_side
-from mesotron.models.library import set_library_variables
+from mesotron.models.variables import set_library_variables
 from mesotron.rewards.call import check_reward, make_reward
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import check_writable

@@ -16,8 +16,8 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.models.library import set_library_variables
 from mesotron.models.names import check_cached, check_name
+from mesotron.models.variables import set_library_variables
 from mesotron.rewards.call import (
     check_reward,
     needs_gold,

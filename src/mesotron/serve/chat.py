@@ -11,7 +11,7 @@ from rich.text import Text
 from mesotron.answers.formats import FORMATS
 from mesotron.config import ChatConfig, TaskConfig
 from mesotron.evaluate.subject import Subject, find_subject
-from mesotron.models.library import set_library_variables
+from mesotron.models.variables import set_library_variables
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import eval_defaults

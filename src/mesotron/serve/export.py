@@ -13,9 +13,9 @@ from typing import Any
 from mesotron.config import ExportConfig, TaskConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.evaluate.subject import Subject, find_subject
-from mesotron.models.library import set_library_variables
 from mesotron.models.messages import first_sentence, no_progress_bars
 from mesotron.models.names import SHIPPED, locate
+from mesotron.models.variables import set_library_variables
 from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable

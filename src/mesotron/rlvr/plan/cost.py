@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mesotron.config import PRICES_AS_OF, PlanConfig
-from mesotron.models.library import set_library_variables
+from mesotron.models.variables import set_library_variables
 from mesotron.rlvr.plan.advice import advise, spell
 from mesotron.rlvr.plan.estimate import Prediction, StepEstimate, estimate_step
 from mesotron.rlvr.plan.pace import Pace, find_pace
