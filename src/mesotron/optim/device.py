@@ -1,7 +1,6 @@
 """The device of a run, the dtype of the filter's products, and unbiased rounding into bfloat16."""
 
 import struct
-import timeit
 import zlib
 from functools import cache
 
@@ -10,8 +9,6 @@ from torch import Tensor, nn
 
 from mesotron.runs.process import local_index
 
-_PROBE_SIZE = 96  # 1.8 MFLOP: 40 ms where bfloat16 is emulated, microseconds elsewhere
-_PROBE_MARGIN = 1.3  # bfloat16 must win clearly before accuracy is given up for it
 _SMALL_MODEL = 5_000_000  # weights; two threads made the tiny model three times slower
 _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
@@ -48,23 +45,17 @@ def name_device(device: torch.device) -> str:
 
 @cache
 def filter_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32, measured
-    once on a CPU, where it can be 200 times slower."""
+    """The dtype of a filter's products: bfloat16 on a GPU that multiplies it, float32 elsewhere.
+
+    Some CPUs are faster in bfloat16, too, but a run must give the same weights on another CPU and
+    after a resume."""
+    is_fast = False
+
     if device.type == "cuda":
         is_fast = torch.version.hip is not None
         is_fast = is_fast or torch.cuda.get_device_capability(device) >= (8, 0)
-    elif device.type == "cpu":
-        narrow = _product_seconds(torch.bfloat16)
-        is_fast = narrow * _PROBE_MARGIN < _product_seconds(torch.float32)
-    else:
-        is_fast = False
 
     return torch.bfloat16 if is_fast else torch.float32
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    X = torch.full((_PROBE_SIZE, _PROBE_SIZE), 0.5, dtype=dtype)
-    return min(timeit.repeat(lambda: torch.mm(X, X), repeat=3, number=1))
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
