@@ -107,6 +107,14 @@ CASES = {
     "pion": (4, {"parts": {"optim": PION}, "steps_per_generation": 3}),
     "lora with dropout": (3, {"parts": {"peft_config": LORA}, "num_iterations": 2}),
     "anchor": (3, {"parts": {"objective": MGRPO}, "steps_per_generation": 2}),
+    "anchor that moves twice a step": (
+        3,
+        {
+            "parts": {"objective": MGRPO},
+            "steps_per_generation": 1,
+            "gradient_accumulation_steps": 2,
+        },
+    ),
     "curriculum": (3, {"parts": {"train_dataset": Dataset.from_list(POOLS[0])}, "pools": POOLS}),
     "fast": (3, {"parts": {"fast": True, "objective": RESAMPLE}, "steps_per_generation": 2}),
 }
@@ -125,7 +133,10 @@ def test_resumed_at_any_step_equals_uninterrupted(tmp_path, case):
     assert log_rows(again) == log_rows(whole)
 
 
-@pytest.mark.parametrize("case", [case for case in QUICK if case != "anchor"])
+FAILING = [*QUICK, "anchor that moves twice a step"]
+
+
+@pytest.mark.parametrize("case", FAILING)
 def test_the_step_before_a_rollout_that_failed_can_be_saved(tmp_path, case, monkeypatch):
     step, settings = CASES[case]
     settings = {**settings, "save_strategy": "no"}

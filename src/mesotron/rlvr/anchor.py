@@ -63,6 +63,7 @@ class Anchor:
         # Squared distance to the model after the last update, and the model's squared norm.
         self.moved = torch.zeros(2)
         self._ready = False
+        self._displaced: dict[str, Tensor] | None = None  # the model's own weights, while replaced
 
     def start(self, model: nn.Module) -> "Anchor":
         """Copy the model, unless that was done before or a checkpoint was loaded."""
@@ -116,13 +117,23 @@ class Anchor:
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """Give the model the anchor's weights inside the block; tensors keep their addresses."""
         self.start(model)
-        own = {name: local(p).clone() for name, p in trainable(model)}
+        self._displaced = {name: local(p).clone() for name, p in trainable(model)}
         self.write(model, self.weights)
 
         try:
             yield
         finally:
-            self.write(model, own)
+            self.put_back(model)
+
+    def put_back(self, model: nn.Module) -> None:
+        """Give the model its own weights again, if they are replaced now."""
+        if self._displaced is not None:
+            self.write(model, self._displaced)
+            self._displaced = None
+
+    def copy_weights(self) -> None:
+        """Let the next update leave the tensors alone that `state_dict` returned before."""
+        self.weights = {name: mean.clone() for name, mean in self.weights.items()}
 
     @staticmethod
     @torch.no_grad()

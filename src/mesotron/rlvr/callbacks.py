@@ -127,7 +127,8 @@ class StepTimer(TrainerCallback):
 
 
 class KeepLastStep(TrainerCallback):
-    """Keeps the state before each rollout, so that an error in one loses no finished step."""
+    """Keeps the state of the last whole step while the next one can still be given up, so that an
+    error loses no finished step."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -137,9 +138,11 @@ class KeepLastStep(TrainerCallback):
             self.on_epoch_begin()
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        # Before the data loader draws from the random state. A rollout moves an anchor in place.
-        if self.trainer.anchor is None and self.trainer.args.world_size == 1:
-            self.trainer.last_step = self.trainer.process_state()
+        # Before the data loader draws from the random state.
+        self.trainer.last_step = self.trainer.process_state()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.trainer.last_step = None  # from here on the weights change
 
 
 class SkipSilentBatch(TrainerCallback):

@@ -57,7 +57,7 @@ class SafeCheckpoints(Mixin):
 
     stateful: dict[str, Stateful]
     resumed_from: Path | None = None
-    last_step: dict[str, Any] | None = None  # the state when it ended, until a rollout is done
+    last_step: dict[str, Any] | None = None  # the state when it ended, until the weights change
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stateful = {}
@@ -165,7 +165,8 @@ class SafeCheckpoints(Mixin):
     def save_last_step(self) -> None:
         """After an error in a rollout, save as if training had stopped before it."""
         path = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        if self.last_step and self.state.global_step and not path.exists():
+        is_alone = self.args.world_size == 1
+        if is_alone and self.last_step and self.state.global_step and not path.exists():
             self.state.num_input_tokens_seen = self.last_step["tokens"]
             with suppress(ValueError):  # such as a full disk; the first error matters
                 self._save_checkpoint(self.model, None)

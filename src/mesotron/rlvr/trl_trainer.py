@@ -743,7 +743,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        self.last_step = None
+        self._release_anchor()
         if self._buffered_inputs is before or not self._may_reorder():
             return inputs
 
@@ -879,6 +879,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.anchor.start(self.policy)
 
         if follow:
+            self.anchor.copy_weights()  # if this rollout fails, those of the last step are saved
             self.update_anchor()
 
         moved = self.anchor.moved
@@ -887,6 +888,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         away, size = moved.tolist()  # pyright: ignore
         self._note({"anchor/distance": (away / size) ** 0.5 if size else 0.0})
+
+    def _release_anchor(self) -> None:
+        """Free what `last_step` holds of an anchor before it moved, once the step has sampled."""
+        every = (self.args.steps_per_generation or 1) * self.num_iterations
+        if self.anchor is not None and every >= self.args.gradient_accumulation_steps:
+            self.last_step = None
 
     def update_anchor(self) -> None:
         assert self.anchor is not None
