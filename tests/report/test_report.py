@@ -18,7 +18,7 @@ from mesotron.report.read import Run
 from mesotron.report.summary import summarize_run
 from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder
-from mesotron.watch.events import ACTION_KEY, Action
+from mesotron.watch.detectors import ACTION_KEY, Action
 from support.report_worlds import (
     ATTACK,
     make_event,

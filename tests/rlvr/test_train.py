@@ -30,9 +30,8 @@ from mesotron.rlvr import session, train
 from mesotron.rlvr.live_settings import live_settings
 from mesotron.runs import RunFolder
 from mesotron.watch import budget as budget_of_run
-from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
+from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART, Event
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
 from support.rlvr_tiny import SlowBudget, same, save_arith_model
 

@@ -28,8 +28,8 @@ from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending
 from mesotron.watch.budget import Budget, Limits
+from mesotron.watch.detectors import Event
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event
 from support.fsdp_on_cpu import shard_on_cpus, shipped_variables
 from support.rlvr_tiny import TIMES, make_trainer, rows
 

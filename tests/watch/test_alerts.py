@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from mesotron import Watch, cli
 from mesotron.config.train import RunWatchConfig
 from mesotron.watch.alerts import MOST_PER_HOUR, QUIET, Alerts
-from mesotron.watch.events import Event, Evidence
+from mesotron.watch.detectors import Event, Evidence
 from support.watch_streams import FAILURES
 
 EVENT = Event(

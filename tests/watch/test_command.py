@@ -12,7 +12,7 @@ import pytest
 from mesotron import cli
 from mesotron.config import WatchConfig
 from mesotron.watch.command import SCHEMA, run
-from mesotron.watch.names import NAMES_FILE
+from mesotron.watch.metrics import NAMES_FILE
 from support.watch_streams import FAILURES, TURN, Row, healthy
 
 

@@ -13,9 +13,7 @@ from mesotron.config import TrainConfig
 from mesotron.watch import DETECTORS, Engine, Event
 from mesotron.watch.detectors import Detector, explain
 from mesotron.watch.metrics import METRICS, canonical
-from mesotron.watch.noise import deviation
-from mesotron.watch.symptoms import Symptom
-from mesotron.watch.tracks import Track
+from mesotron.watch.tracks import Symptom, Track, deviation
 from support.watch_streams import FAILURES, ONLY_WARN, TURN, diagnosis_of, failing, healthy
 
 NAMES = [detector.name for detector in DETECTORS]

@@ -12,9 +12,8 @@ import torch
 from mesotron import cli
 from mesotron.runs import RunFolder
 from mesotron.watch import Action, Event
-from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP
+from mesotron.watch.detectors import ACTION_KEY, COOLER, KL_TO_START, SMALLER_STEP
 from mesotron.watch.engine import Monitor, merge_history
-from mesotron.watch.events import ACTION_KEY
 from mesotron.watch.guard import (
     SMALLEST,
     choose_checkpoint,

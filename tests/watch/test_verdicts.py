@@ -18,7 +18,7 @@ from mesotron.watch.callback import Watch
 from mesotron.watch.command import watch_one
 from mesotron.watch.detectors import Detector, explain, load_detectors, with_own
 from mesotron.watch.guard import choose_event
-from mesotron.watch.symptoms import Symptom
+from mesotron.watch.tracks import Symptom
 from support.watch_streams import FAILURES, diagnosis_of, failing, healthy
 
 NOISE = random.Random(0)

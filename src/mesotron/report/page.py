@@ -26,7 +26,7 @@ from mesotron.report.data import Chart, Line
 from mesotron.report.read import Run
 from mesotron.report.summary import Figure
 from mesotron.runs.files import Row
-from mesotron.watch.events import Action
+from mesotron.watch.detectors import Action
 
 Block = dict[str, Any]  # what the template renders: "kind" and the fields of that kind
 Cell = str | dict[str, Any]

@@ -10,12 +10,11 @@ from typing import Any, Literal
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch import DETECTORS
+from mesotron.watch.detectors import Action, Event, Evidence
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.engine import Monitor, is_number, merge_history
-from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.log import NO_STEPS, read_log
-from mesotron.watch.metrics import canonical, standard_row
-from mesotron.watch.names import Names
+from mesotron.watch.metrics import Names, canonical, standard_row
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]

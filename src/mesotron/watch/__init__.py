@@ -3,9 +3,8 @@
 Imports neither torch nor transformers; `mesotron.Watch`, in `callback`, is loaded on first use.
 """
 
-from mesotron.watch.detectors import DETECTORS, Change, Detector
+from mesotron.watch.detectors import DETECTORS, Action, Change, Detector, Event, Evidence
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Action, Event, Evidence
-from mesotron.watch.symptoms import Symptom
+from mesotron.watch.tracks import Symptom
 
 __all__ = ["DETECTORS", "Action", "Change", "Detector", "Engine", "Event", "Evidence", "Symptom"]

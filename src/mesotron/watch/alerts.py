@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mesotron.config import check_alert
-from mesotron.watch.events import Event
+from mesotron.watch.detectors import Event
 
 TIMEOUT = 10.0  # seconds for one request
 QUIET = 600.0  # seconds until the same finding is sent again

@@ -20,11 +20,19 @@ from mesotron.runs.folder import RunFolder
 from mesotron.watch import guard as decide
 from mesotron.watch import settings as live
 from mesotron.watch.alerts import Alerts
-from mesotron.watch.detectors import SMALLER_STEP, Change, Detector, load_detectors, with_own
+from mesotron.watch.detectors import (
+    ACTION_KEY,
+    SMALLER_STEP,
+    Action,
+    Change,
+    Detector,
+    Event,
+    load_detectors,
+    with_own,
+)
 from mesotron.watch.diagnosis import Diagnosis, diagnose_run
 from mesotron.watch.engine import Engine, Monitor, is_number
-from mesotron.watch.events import ACTION_KEY, Action, Event
-from mesotron.watch.rows import Row
+from mesotron.watch.metrics import Row
 from mesotron.watch.settings import Settings
 
 GUARDS = get_args(GuardName)

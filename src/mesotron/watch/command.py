@@ -24,15 +24,21 @@ from mesotron.config import WatchConfig, WatchSettings
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
-from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
+from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_detectors, with_own
 from mesotron.watch.diagnosis import Diagnosis, diagnose_run
 from mesotron.watch.engine import Monitor, merge_history
-from mesotron.watch.events import Event
 from mesotron.watch.find import find_runs
 from mesotron.watch.log import Log, Stream, read_log
-from mesotron.watch.metrics import canonical, is_known, own_name, sources, suggest_names
-from mesotron.watch.names import Names, remember_names
-from mesotron.watch.rows import Row
+from mesotron.watch.metrics import (
+    Names,
+    Row,
+    canonical,
+    is_known,
+    own_name,
+    remember_names,
+    sources,
+    suggest_names,
+)
 
 SCHEMA = "mesotron.watch/1"
 STYLES = {

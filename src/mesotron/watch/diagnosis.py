@@ -6,14 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
-from mesotron.watch.detectors import Detector
+from mesotron.watch.detectors import Action, Detector, Event, Evidence, Severity
 from mesotron.watch.engine import Engine, Monitor, is_sparse
-from mesotron.watch.events import Action, Event, Evidence, Severity
-from mesotron.watch.metrics import METRICS, canonical
-from mesotron.watch.noise import is_finite
-from mesotron.watch.rows import Row
-from mesotron.watch.symptoms import SMOOTH
-from mesotron.watch.tracks import Since
+from mesotron.watch.metrics import METRICS, Row, canonical
+from mesotron.watch.tracks import SMOOTH, Since, is_finite
 
 Condition = Literal["healthy", "drifting", "dead", "unknown"]
 SEVERITIES: dict[Condition, Severity] = {"dead": "stop", "drifting": "warn"}

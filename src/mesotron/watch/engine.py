@@ -13,14 +13,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mesotron.config import WatchSettings
-from mesotron.watch.detectors import DETECTORS, TWO_PART, Case, Detector
-from mesotron.watch.events import Action, Event, Evidence, Severity
-from mesotron.watch.metrics import METRICS, canonical, sources
-from mesotron.watch.noise import is_finite
-from mesotron.watch.rows import Row
-from mesotron.watch.symptoms import Symptom
-from mesotron.watch.tracks import WINDOWS, Track, TrackWindow
-from mesotron.watch.words import STEP_NAMES
+from mesotron.watch.detectors import (
+    DETECTORS,
+    TWO_PART,
+    Action,
+    Case,
+    Detector,
+    Event,
+    Evidence,
+    Severity,
+)
+from mesotron.watch.metrics import METRICS, STEP_NAMES, Row, canonical, sources
+from mesotron.watch.tracks import WINDOWS, Symptom, Track, TrackWindow, is_finite
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
 WARN = 0.9

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from mesotron.runs.folder import RunFolder
-from mesotron.watch.detectors import Change, Detector
+from mesotron.watch.detectors import Change, Detector, Event
 from mesotron.watch.engine import Monitor, is_number
-from mesotron.watch.events import Event
 from mesotron.watch.metrics import canonical
 
 # The steps to come may move the weights by this share of the distance that led to the failure.

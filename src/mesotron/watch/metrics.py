@@ -1,35 +1,28 @@
 """Our names for the numbers of a run, and what other trainers call them.
 
-A logged name is looked up in two ways. metrics.toml lists names of TRL, verl, prime-rl, OpenRLHF,
-NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. `words` reads any other name by its
-words.
+A logged name is looked up in three ways. `Names` has those that a user has mapped (`--rename
+reward=my_score`); a file beside the log remembers them. metrics.toml lists names of TRL, verl,
+prime-rl, OpenRLHF, NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. Any other name
+is read by its words, as words.toml has them: `train/avg_completion_len` has those of a length. It
+stands for a metric if it has all of its words, and none that would make it another number.
 """
 
 import difflib
+import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mesotron.watch.rows import Row
-from mesotron.watch.words import (
-    LISTED,
-    MAX_NAME,
-    NEUTRAL,
-    NOT_REWARD,
-    REWARD_WORDS,
-    RULES,
-    STATISTICS,
-    by_words,
-    is_evaluation,
-    plain_name,
-    words_of,
-)
+from mesotron.config.base import suggest
+from mesotron.runs.files import write_whole
 
+Row = dict[str, float]
 Convert = Callable[[float], float]  # of a unit
 
 
@@ -62,6 +55,151 @@ _PARTS = {"correct", "formatted"}  # from single reward functions
 GROUPS = ("mixed", "all_right", "all_wrong")
 REWARD_MODEL = {"min_reward", "mean_reward", "max_reward", "margin"}  # logged by TRL's
 PERCENT = {"pct", "percent", "percentage"}
+
+
+# Names by their words
+
+_TABLE = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+
+
+def _words_under(key: str) -> frozenset[str]:
+    return frozenset(_TABLE[key].split())
+
+
+STEP_NAMES = tuple(_TABLE["steps"].split())
+# Matching a pattern with two * against a name of a million letters would take minutes.
+MAX_NAME = 500
+PHASES = _words_under("phases")
+EVALUATION = _words_under("evaluation")
+NEUTRAL = _words_under("neutral")
+REWARD_WORDS = _words_under("reward")
+NOT_REWARD = _words_under("not_reward")
+STATISTICS = _words_under("statistics")
+
+HELDOUT = _TABLE["heldout"].split()  # the best first
+NOT_HELDOUT = _words_under("not_heldout")
+SCORES = ("mean@", "avg@", "pass@")  # of several attempts
+
+LISTED = 100  # rank of the best rule: a listed name is a better source
+WORSE_WORD = 20  # added for each better word that a name does not have
+REWARD_FOR_ACCURACY = 50
+
+
+@dataclass(frozen=True)
+class NameRule:
+    """Names that stand for a metric: a word of each of `needs`, and no word beyond `also`."""
+
+    metric: str
+    needs: tuple[tuple[str, ...], ...]  # each with alternatives, the best first
+    also: frozenset[str]
+
+    def rank(self, words: frozenset[str]) -> int | None:
+        """How good a source a name is (0 is best); None if it is another number."""
+        rest = set(words)
+        places = []
+        for options in self.needs:
+            place = first_place(options, words)
+            if place is None:
+                return None
+
+            places.append(place)
+            rest -= set(options)
+
+        if not rest <= self.also:
+            return None
+
+        return LISTED + WORSE_WORD * places[0] + len(rest)
+
+
+def _read_rule(metric: str, needs: list[str], also: str = "") -> NameRule:
+    words = also.replace("$reward", _TABLE["reward"]).split()
+    options = [tuple(each.split()) for each in needs]
+    return NameRule(metric, tuple(options), NEUTRAL.union(words))
+
+
+RULES = [_read_rule(**table) for table in _TABLE["rule"]]
+
+
+def by_words(name: str) -> dict[str, int]:
+    """The metric that the words of a name stand for, if they do, and the rank of the source."""
+    words = words_of(name)
+    if is_evaluation(name):
+        rank = _heldout_rank(words)
+        return {} if rank is None else {"heldout": rank}
+
+    for rule in RULES:
+        rank = rule.rank(words)
+        if rank is not None:
+            return {rule.metric: rank}
+
+    return {}
+
+
+def _heldout_rank(words: frozenset[str]) -> int | None:
+    """Accuracy before reward; names of several problem sets are averaged."""
+    stems = {word.partition("@")[0] for word in words}
+    if stems & NOT_HELDOUT:
+        return None
+
+    place = first_place(HELDOUT, words)
+    if place is not None:
+        is_reward = place >= HELDOUT.index("score")
+        return LISTED + REWARD_FOR_ACCURACY * is_reward
+
+    is_score = any(word.startswith(SCORES) for word in words)
+    return LISTED if is_score else None
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a name has the phase of an evaluation in front of one of its parts."""
+    parts = []
+    for part in plain_name(name).lower().split("/"):
+        parts.append(re.split(r"[^a-z0-9]+", part)[0])
+
+    is_reward = parts[0] in ("reward", "rewards")
+    return not is_reward and not EVALUATION.isdisjoint(parts)
+
+
+def words_of(name: str) -> frozenset[str]:
+    """The words of a name, singular: `rewardsAvg` and `rewards / avg` are reward and avg."""
+    plain = plain_name(name[:MAX_NAME])
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain)
+    words = re.split(r"[^a-z0-9@]+", spaced.lower())
+
+    return frozenset(singular(word) for word in words if word)
+
+
+def singular(word: str) -> str:
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    if word.endswith("sses"):
+        return word[:-2]
+    if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
+        return word[:-1]
+
+    return word
+
+
+def plain_name(name: str) -> str:
+    """A logged name without what loggers add: `run-7 - train / reward` is `reward`."""
+    plain = name.rsplit(" - ", 1)[-1].strip()
+    if " " in plain:  # a notebook's table
+        plain = re.sub(r"\s*/\s*", "/", plain).replace(" ", "_")
+
+    plain = plain.removeprefix("train-")
+    while True:
+        phase, slash, rest = plain.partition("/")
+        if not slash or phase.lower() not in PHASES:
+            return plain
+        plain = rest
+
+
+def first_place(options: Sequence[str], words: Collection[str]) -> int | None:
+    """The place of the first option that is among the words."""
+    for place, word in enumerate(options):
+        if word in words:
+            return place
+    return None
 
 
 # From a row to our names
@@ -323,3 +461,134 @@ def _likeness(name: str, known: set[str]) -> float:
             best = max(best, ratio)
 
     return best
+
+
+# Names that a user has mapped
+
+NAMES_FILE = "mesotron_names.json"  # {our name: name in the log}
+MAX_NAMES_BYTES = 2**20
+
+
+def remembered_names(path: Path) -> dict[str, str]:
+    """Names from the file beside a log, or else in the working folder."""
+    for folder in _folders(path):
+        file = folder / NAMES_FILE
+        if file.is_file():
+            return _read_names(file)
+
+    return {}
+
+
+def _read_names(file: Path) -> dict[str, str]:
+    try:
+        values = json.loads(file.read_bytes()[:MAX_NAMES_BYTES])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: fix or delete it") from error
+
+    if not isinstance(values, dict) or not all(isinstance(x, str) for x in values.values()):
+        raise ValueError(f'{file} must be an object such as {{"reward": "my_score"}}')
+
+    return {ours: theirs for ours, theirs in values.items() if ours in METRICS}
+
+
+def remember_names(path: Path, names: Mapping[str, str]) -> Path | None:
+    """Add names to the file beside a log, or in the working folder; None if neither is writable."""
+    merged = remembered_names(path) | dict(names)
+    text = json.dumps(merged, indent=2) + "\n"
+
+    for folder in _folders(path):
+        with suppress(OSError):
+            write_whole(folder / NAMES_FILE, text)
+            return folder / NAMES_FILE
+
+    return None
+
+
+def _folders(path: Path) -> tuple[Path, Path]:
+    folder = path if path.is_dir() else path.parent
+    return folder, Path()
+
+
+def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
+    """The values of --rename as our name -> name in the log."""
+    names = {}
+    for pair in pairs:
+        ours, _, theirs = pair.partition("=")
+        if not theirs:
+            raise ValueError(f"--rename {pair} must have the form reward=my_score")
+
+        if ours not in METRICS:
+            known = f"{', '.join(METRICS)}{suggest(ours, METRICS)}"
+            raise ValueError(f"--rename {pair}: {ours!r} is not one of {known}")
+
+        names[ours] = theirs
+
+    return names
+
+
+class Names:
+    """Adds our names to the rows of one log.
+
+    They are those that were mapped. The reward is also added if the log has none by that name but
+    an accuracy, or rewards of single functions.
+    """
+
+    def __init__(self, path: Path, pairs: Sequence[str] = ()) -> None:
+        self.given = parse_renames(pairs)
+        self.mapped = remembered_names(path) | self.given
+        self.seen: set[str] = set()  # names in the log
+        self.reward_from: list[str] = []
+
+    def learn(self, names: Collection[str]) -> bool:
+        """Take the names of new rows; True if the reward is now read from elsewhere."""
+        if self.seen.issuperset(names):
+            return False
+
+        before = self.reward_from
+        self.seen = self.seen | set(names)
+        if self.mapped.get("reward") in self.seen:
+            self.reward_from = []
+        else:
+            self.reward_from = guess_reward(sorted(self.seen))
+
+        return self.reward_from != before
+
+    def check(self) -> None:
+        """Refuse a given name that no row has."""
+        for ours, theirs in self.given.items():
+            if theirs not in self.seen:
+                close = suggest(theirs, self.seen)
+                raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{close}")
+
+    def require_known(self, path: Path, rows: Iterable[Mapping[str, float]]) -> None:
+        """Refuse rows without any metric that we know."""
+        unknown = sorted(self.seen - {"step"})
+        if not unknown:
+            raise ValueError(f"{path} has no numbers other than steps: check its values")
+
+        if any(map(canonical, rows)):
+            return
+
+        close = suggest_names(unknown)
+        best = close[0] if close else "my_score"
+        listed = ", ".join(close or unknown[:12])
+        raise ValueError(
+            f"{path} has no known metric (it has {listed}): map them with --rename, as in "
+            f"--rename reward={best}"
+        )
+
+    def apply(self, row: Mapping[str, float]) -> Row:
+        named = dict(row)
+        for ours, theirs in self.mapped.items():
+            if theirs in row:
+                named[own_name(ours)] = row[theirs]
+
+        rewards = []
+        for name in self.reward_from:
+            if name in row:
+                rewards.append(row[name])
+
+        if rewards:
+            named[own_name("reward")] = sum(rewards) / len(rewards)
+
+        return named

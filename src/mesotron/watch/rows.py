@@ -6,9 +6,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from mesotron.watch.words import STEP_NAMES, plain_name
-
-Row = dict[str, float]
+from mesotron.watch.metrics import STEP_NAMES, Row, plain_name
 
 MAX_KEYS = 5000
 MAX_DEPTH = 8

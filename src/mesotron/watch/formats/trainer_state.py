@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mesotron.watch.events import ACTION_KEY
+from mesotron.watch.detectors import ACTION_KEY
 from mesotron.watch.formats.console import Console
 from mesotron.watch.reader import (
     MAX_DOCUMENT,
