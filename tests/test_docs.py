@@ -59,7 +59,7 @@ FOREIGN = {
     "--no-deps",
 }
 OFFLINE = {"--probe", "--target", "--piece", "--bare", "--files"}  # of benchmarks.offline
-SLOW = ("jax.md", "evaluating_and_comparing.md", "quickstart.md")
+SLOW = ("jax.md", "ppo.md", "evaluating.md", "own_data.md", "trl_script.md")
 
 
 class Block(NamedTuple):

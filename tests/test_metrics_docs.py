@@ -68,7 +68,7 @@ def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux
 
 
 def test_the_table_of_rates_makes_equal_steps():
-    rows = table(DOCS / "optimizers.md", "`scale`")
+    rows = table(DOCS / "learning_rate.md", "`scale`")
     named = [row[0].strip('"') for row in rows]
     assert set(SCALES) <= set(named)
 

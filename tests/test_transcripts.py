@@ -1,5 +1,5 @@
-"""The transcripts of the quickstart as a new user would type them; those on one's own data with
-fewer and smaller steps."""
+"""The transcripts of the pages as a new user would type them; those on one's own data with fewer
+and smaller steps."""
 
 import re
 import shlex
@@ -11,19 +11,20 @@ from transformers import AutoModelForCausalLM
 from mesotron import cli
 from mesotron.runs import RunFolder
 
-PAGE = Path(__file__).parents[1] / "docs" / "quickstart.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "own_data.md"
 SMALLER = {
     "train": "--steps 2 --batch 4 --group 4 --task.num-eval 6 --device cpu",
     "eval": "--task.num-eval 6 --device cpu",
 }
-SECTION = PAGE.read_text().split("## Your own data and reward")[1].split("\n## ")[0]
-TRANSCRIPTS = re.findall(r"```console\n(.*?)```", SECTION, re.DOTALL)
+TEXT = PAGE.read_text()
+TRANSCRIPTS = re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for text in re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL):
+    for text in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         name = re.match(r"# (\w+\.py)\n", text)
         if name:
             Path(name[1]).write_text(text)
@@ -61,9 +62,9 @@ def test_a_transcript_runs_as_printed(transcript, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["A reasoning-gym task", "Adapters, export, chat"])
-def test_a_whole_section_runs_as_printed(section, tmp_path, monkeypatch, capsys):
-    block = PAGE.read_text().split(f"## {section}")[1].split("```console\n")[1].split("```")[0]
+@pytest.mark.parametrize("page", ["reasoning_gym.md", "export.md"])
+def test_a_whole_page_runs_as_printed(page, tmp_path, monkeypatch, capsys):
+    block = (DOCS / page).read_text().split("```console\n")[1].split("```")[0]
     commands = re.findall(r"^\$ mesotron (.*)", block, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
 
@@ -74,7 +75,7 @@ def test_a_whole_section_runs_as_printed(section, tmp_path, monkeypatch, capsys)
         if command.startswith("export"):
             assert capsys.readouterr().out.strip() in block
 
-    if "gym" in section:
+    if page == "reasoning_gym.md":
         rows = RunFolder(Path("runs/gym")).rows("metrics")
         assert {row["curriculum/level"] for row in rows} == {0.0}
         assert rows[-1]["reward/part/scorer"] > rows[0]["reward/part/scorer"]

@@ -276,7 +276,7 @@ def test_detectors_are_complete(detector):
 
 
 def test_the_docs_list_the_detectors_in_their_order():
-    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "detectors.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page, re.MULTILINE)
     documented = [(name, text, tuple(re.findall(r"`(\w+)`", reads))) for name, text, reads in rows]
 

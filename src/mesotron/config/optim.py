@@ -52,7 +52,7 @@ class OptimConfig(Config, prefix="optim."):
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     scale: Scale = "rms"
-    """Unit of the step, or a factor; see docs/optimizers.md."""
+    """Unit of the step, or a factor; see docs/learning_rate.md."""
     schedule: Schedule = "constant"
     """Learning rate schedule after the warm-up."""
     warmup: Fraction = 0.0
@@ -111,7 +111,7 @@ class PartsOptimConfig(Config, prefix="optim."):
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
     scale: Scale = "rms"
-    """Unit of the step, or a factor; see docs/optimizers.md."""
+    """Unit of the step, or a factor; see docs/learning_rate.md."""
     schedule: Schedule = "linear"
     """Learning rate schedule after the warm-up; linear and cosine fall to 0 at the last step."""
     warmup: Fraction = 0.0

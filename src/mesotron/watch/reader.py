@@ -36,7 +36,7 @@ def log_format(name: str, *, about: str) -> Callable[[R], R]:
     """Register a reader as the log format `name`, which is also its value of `--kind`.
 
     In a file of `formats/` that is called like the format, that is all it takes. `about` is its
-    cell in the table of docs/watch.md.
+    cell in the table of docs/watch_logs.md.
     """
 
     def register(reader: R) -> R:

@@ -462,9 +462,9 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
     assert find_pace(QWEN, 7473, calibrated).seconds_per_step == calibrated.factor * expected
 
 
-def test_the_quickstart_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
-    block = page.split("## What will it cost?")[1].split("```console\n")[1].split("```")[0]
+def test_the_page_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "cost.md").read_text()
+    block = page.split("```console\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)  # no earlier runs
     monkeypatch.setenv("COLUMNS", "80")
 
