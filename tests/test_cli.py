@@ -80,7 +80,8 @@ def test_overview_lists_every_command(capsys):
     listing = capsys.readouterr().out
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"mesotron {package.__version__}\n"
-    assert all(f"\n  mesotron {name} " in listing for name in cli.COMMANDS)
+    listed = set(re.findall(r"^  mesotron (\w+(?: \w+)?)  ", listing, re.MULTILINE))
+    assert listed == cli.COMMANDS.keys() - {"compare sweep"}  # in the help of compare
 
 
 @pytest.mark.parametrize(("old", "new"), aliases.COMMANDS.items())
@@ -116,7 +117,7 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
         cli.main([name, "--data", "--help"])  # a flag beside --help needs no value
 
     shown = capsys.readouterr().out
-    assert (stop.value.code, shown.count("\n") < 50) == (0, True)
+    assert (stop.value.code, shown.count("\n") <= 45) == (0, True)
 
     used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
     used += ["gpu", "seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")

@@ -34,7 +34,7 @@ def test_a_recipe_is_consistent_and_documented(name):
     assert from_plain(TrainConfig, to_plain(config)) == config
 
     trl_arguments(config.objective, config.rollout, config.optim)
-    assert name in describe_recipes()
+    assert name in describe_recipes(with_touchy=True)
     assert f"\n| `{name}` |" in (DOCS / "recipes.md").read_text()
 
 
@@ -53,6 +53,12 @@ def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
     assert made.optim.warmup == base.optim.warmup == 0.1
     assert made.rollout == base.rollout
     assert read("arith_mgrpo --objective.momentum 0.5").objective.name == "mgrpo"
+
+
+def test_touchy_recipes_are_in_the_whole_help_only():
+    short = describe_recipes(with_touchy=False)
+    assert "arith_collapse" in short
+    assert "arith_sparse_collapse" not in short
 
 
 def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):

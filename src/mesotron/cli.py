@@ -49,7 +49,7 @@ class Presets(NamedTuple):
     """Defaults by the value of the positional field, such as recipes."""
 
     make: Callable[[str], Any]  # raises ValueError for an unknown name
-    describe: Callable[[], str]  # a paragraph for the help
+    describe: Callable[[bool], str]  # a paragraph for the help, or for all of it
     for_data: str = ""  # the preset of a command line that gives --data and none by name
     adapt: Callable[[Any, Collection[str]], Any] | None = None  # to the settings that are chosen
 
@@ -70,7 +70,7 @@ class Command(NamedTuple):
 
 RECIPE = Presets(make_recipe, describe_recipes, "own", adapt)
 PLAN = Presets(make_plan, describe_recipes, "own", adapt)
-RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
+RUN = Presets(eval_defaults, lambda _: "The task and length of a run are its own by default.")
 COMMANDS = {
     "train": Command(config.TrainConfig, "mesotron.recipes.command:run", RECIPE, "rlvr"),
     "plan": Command(config.PlanConfig, "mesotron.rlvr.plan.cost:run", PLAN),
@@ -240,7 +240,8 @@ def overview(group: str = "") -> str:
 
     for name, command in COMMANDS.items():
         first = name.split()[0]
-        if first.startswith(group):
+        is_inside = name != first and first in COMMANDS  # its help names it
+        if first.startswith(group) and not is_inside:
             line = f"  mesotron {name:<{width}}  {command.summary}"
             sections.setdefault(GROUPS.get(first, "Language models"), []).append(line)
 
@@ -264,7 +265,7 @@ def show_help(
     default = find_default(config_type, args, prog, presets)
     if "--help-all" in args or not issubclass(config_type, LanguageRunConfig):
         if presets:
-            about = f"{config_type.__doc__}\n\n{presets.describe()}"
+            about = f"{config_type.__doc__}\n\n{presets.describe(True)}"
         else:
             about = None
 
@@ -293,9 +294,10 @@ def common_help(config_type: Any, prog: str, default: Any, presets: Presets | No
     example = f"  {prog} --model M --data mine.jsonl{' --reward mine.py:score' if presets else ''}"
     lines = [usage, "", config_type.__doc__, "", example, "", short_help(config_type, default), ""]
     if presets:
-        lines += [presets.describe(), ""]
+        lines += [presets.describe(False), ""]
 
-    lines.append(f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all")
+    rest = "all recipes" if presets else "by section"
+    lines.append(f"All {len(flags_of(config_type))} flags, {rest}: {prog} --help-all")
     return "\n".join(lines)
 
 

@@ -250,9 +250,10 @@ class RewardCheckConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Config):
-    """Compare optimizers and objectives fairly: a rate search for each, then fresh seeds.
+    """Compare optimizers and objectives fairly; `compare sweep` searches any settings.
 
-    The short flags of mesotron train (--model, --data, --reward, ...) apply to every run."""
+    Each contender gets a rate search, then fresh seeds. The short flags of mesotron train (--model,
+    --data, --reward, ...) apply to every run."""
 
     recipe: str = setting("arith", positional=True)
     """A recipe of mesotron train; snake for PPO; vla for a robot policy (--set demos=FOLDER)."""

@@ -14,6 +14,13 @@ C = TypeVar("C", TrainConfig, PlanConfig)
 _FILE = Path(__file__).with_name("recipes.toml")
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 RECIPES = {name: table["about"] for name, table in _TABLES.items()}
+USES = {
+    "try": "to try it",
+    "own": "your own data",
+    "gsm8k": "GSM8K",
+    "paper": "to reproduce a paper",
+    "touchy": "touchy, or for a comparison",
+}
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 # Chosen on four tasks of SmolLM2-135M (benchmarks/tournament), without and with LoRA.
@@ -42,6 +49,7 @@ def make_recipe(name: str) -> TrainConfig:
 def _make(name: str) -> TrainConfig:
     values = {"recipe": name} | _TABLES[name]
     values.pop("about")
+    values.pop("use")
     based_on = values.pop("based_on", None)
     base = _make(based_on) if based_on else None
 
@@ -78,7 +86,18 @@ def adapt(config: C, chosen: Collection[str]) -> C:
     return replace(config, optim=optim)
 
 
-def describe_recipes() -> str:
+def describe_recipes(with_touchy: bool) -> str:
+    """The recipes by use."""
     width = max(map(len, RECIPES))
-    lines = [f"  {name:<{width}}  {about.removesuffix('.')}" for name, about in RECIPES.items()]
-    return "\n".join(["recipes:", *lines])
+    lines = []
+
+    for use, title in USES.items():
+        if use == "touchy" and not with_touchy:
+            continue
+
+        lines.append(f"recipes: {title}")
+        for name, about in RECIPES.items():
+            if _TABLES[name]["use"] == use:
+                lines.append(f"  {name:<{width}}  {about.removesuffix('.')}")
+
+    return "\n".join(lines)
