@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
+from mesotron.config import GPUS, SftConfig, TrainConfig, parse_duration
 from mesotron.watch.budget import Budget, Limits, Spent, limits_of, sampling_time
 
 
@@ -118,7 +118,7 @@ def test_prices(monkeypatch):
     with pytest.raises(ValueError, match="--budget 45"):
         limits_of(TrainConfig(budget=45))
 
-    assert limits_of(SftConfig(budget=45, gpu="h100")).price == PRICES["h100"] == 3.95
+    assert limits_of(SftConfig(budget=45, gpu="h100")).price == GPUS["h100"].price == 3.95
     assert limits_of(TrainConfig(price=2.0, gpu="h100")).price == 2.0
 
     monkeypatch.setenv("WORLD_SIZE", "4")

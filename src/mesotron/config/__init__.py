@@ -1,5 +1,6 @@
 """Every config of the command line, as frozen dataclasses with their bounds and checks."""
 
+from mesotron.config.gpus import GPUS, PRICES_AS_OF, GpuModel, GpuName, find_gpu
 from mesotron.config.optim import OptimConfig, OptimizerName, PartRule, PartsOptimConfig
 from mesotron.config.ppo import SnakeConfig
 from mesotron.config.tools import (
@@ -19,10 +20,7 @@ from mesotron.config.tools import (
     WatchSettings,
 )
 from mesotron.config.train import (
-    PRICES,
-    PRICES_AS_OF,
     FormatName,
-    GpuName,
     GuardName,
     ModelConfig,
     ObjectiveConfig,
@@ -46,7 +44,7 @@ from mesotron.config.vla import (
 )
 
 __all__ = [
-    "PRICES",
+    "GPUS",
     "PRICES_AS_OF",
     "ChatConfig",
     "CompareConfig",
@@ -55,6 +53,7 @@ __all__ = [
     "EvalConfig",
     "ExportConfig",
     "FormatName",
+    "GpuModel",
     "GpuName",
     "GuardName",
     "ModelConfig",
@@ -86,5 +85,6 @@ __all__ = [
     "WatchSettings",
     "WorldConfig",
     "check_alert",
+    "find_gpu",
     "parse_duration",
 ]

@@ -22,7 +22,7 @@ COMMON = {
     "max-tokens": ("N", "longest completion"),
     "lora": ("RANK", "train LoRA adapters of this rank (0: every weight)"),
     "vllm": ("[MODE]", "sample with vLLM: colocate or server"),
-    "gpu": ("NAME", "h100, a100, l4, ...: its price; in plan also its speed and memory"),
+    "gpu": ("NAME", "h100, 4090, m4-max, ..: price per hour; in plan speed and memory"),
     "budget": ("DOLLARS", "stop before it costs more; needs --price or --gpu"),
     "guard": ("ACTION", "what the watch may do: off, warn, stop or rollback"),
     "seed": ("N", "seed of all random draws"),

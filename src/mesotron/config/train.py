@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mesotron.config.base import Config, setting
+from mesotron.config.gpus import GpuName
 from mesotron.config.optim import OptimConfig
 from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
 from mesotron.config.types import (
@@ -35,25 +36,6 @@ else:
     TaskName = Literal[TASKS.names()] | str
     RewardName = Literal[REWARDS.names()] | str
     ObjectiveName = Literal[OBJECTIVES.names()] | str
-
-GpuName = Literal[
-    "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
-]
-PRICES_AS_OF = "November 2025"
-# Typical on-demand dollars per hour of one GPU (an a100 has 80 GB). Prices move: see --price.
-PRICES: dict[GpuName, float] = {
-    "b200": 6.25,
-    "h200": 4.54,
-    "h100": 3.95,
-    "a100": 2.50,
-    "l40s": 1.95,
-    "a6000": 0.80,
-    "a10": 1.10,
-    "a10g": 1.21,
-    "l4": 0.80,
-    "t4": 0.59,
-    "4090": 0.69,
-}
 
 
 def parse_duration(text: str) -> float:
@@ -483,7 +465,7 @@ class LanguageRunConfig(Config):
     price: Positive | None = setting(None, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
     gpu: GpuName | None = setting(None, on_resume=True)
-    """Use the typical price of this GPU."""
+    """Use the typical price of this GPU; desktop, AMD and Apple GPUs have none."""
     time_limit: str | None = setting(None, on_resume=True)
     """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
     device: Device = setting("auto", on_resume=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Self
 
-from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
+from mesotron.config import GPUS, SftConfig, TrainConfig, parse_duration
 from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
 from mesotron.runs.process import is_main, num_processes
@@ -74,7 +74,7 @@ class Limits:
 def limits_of(config: TrainConfig | SftConfig) -> Limits:
     price = config.price
     if price is None and config.gpu:
-        price = PRICES[config.gpu]
+        price = GPUS[config.gpu].price
 
     if config.budget is not None and price is None:
         raise ValueError(

@@ -13,7 +13,7 @@ import pytest
 
 from mesotron import cli
 from mesotron.config import (
-    PRICES,
+    GPUS,
     ModelConfig,
     ObjectiveConfig,
     OptimConfig,
@@ -21,6 +21,7 @@ from mesotron.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    find_gpu,
 )
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.plan.advice import advise
@@ -29,13 +30,25 @@ from mesotron.rlvr.plan.estimate import estimate_step, predict
 from mesotron.rlvr.plan.pace import Pace, find_pace
 from mesotron.rlvr.plan.problems import find_problems, lengths_of
 from mesotron.rlvr.plan.setup import Lengths
-from mesotron.rlvr.plan.shapes import DEVICES, GIB, find_device, find_shape
+from mesotron.rlvr.plan.shapes import GIB, find_shape
 from mesotron.rlvr.plan.sizes import step_math
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import Plan
 from mesotron.watch import budget as budget_of_run
-from mesotron.watch.budget import open_budget
+from mesotron.watch.budget import limits_of, open_budget
 from support.rlvr_tiny import SlowBudget
+
+
+@pytest.fixture
+def cells(capsys):
+    """The table that `mesotron plan` prints, by row."""
+
+    def read(words):
+        assert cli.main(["plan", *words.split()]) == 0
+        rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
+        return {name.strip(): value.strip() for name, value in rows}
+
+    return read
 
 
 @pytest.mark.parametrize(
@@ -179,12 +192,7 @@ def test_what_a_budget_buys():
         assert estimate_run(limited, 5000, pace).tokens == (320, 320 * 50, most * 100)
 
 
-def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(capsys):
-    def cells(words):
-        assert cli.main(["plan", *words.split()]) == 0
-        rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
-        return {name.strip(): value.strip() for name, value in rows}
-
+def test_the_command_measures_the_pace_and_tells_what_a_budget_buys(cells):
     small = "--task.num-train 40 --task.num-eval 2 --batch 2 --group 2"
     shown = cells(f"--calibrate --device cpu --price 1000 --max-tokens 4 {small}")
     assert "s per step" in shown["pace"]
@@ -352,8 +360,7 @@ def test_what_saves_memory_and_what_saves_time():
     assert twice.seconds["generate"] == pytest.approx(base.seconds["generate"] / 2)
 
 
-def test_every_gpu_has_a_price_and_is_found_by_its_name():
-    assert PRICES.keys() == DEVICES.keys()
+def test_a_gpu_is_found_by_the_drivers_name():
     names = {
         "NVIDIA H100 80GB HBM3": "h100",
         "Tesla T4": "t4",
@@ -368,7 +375,27 @@ def test_every_gpu_has_a_price_and_is_found_by_its_name():
     }
 
     names |= {"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GeForce RTX 4090": "4090"}
-    assert {name: find_device(name) for name in names} == names
+    names |= {
+        "NVIDIA GeForce RTX 3090": "3090",
+        "NVIDIA GeForce RTX 4060": "4060",
+        "NVIDIA GeForce RTX 4060 Ti": "4060-ti",
+        "NVIDIA RTX 6000 Ada Generation": "6000-ada",
+        "AMD Instinct MI300X": "mi300x",
+        "Apple M4": "m4",
+        "Apple M4 Max": "m4-max",
+    }
+    assert {name: find_gpu(name) for name in names} == names
+
+
+@pytest.mark.parametrize("gpu", ["3090", "4060", "5090", "m4-max", "mi300x"])
+def test_gpus_that_are_not_rented_have_speed_and_memory_but_no_price(gpu, cells):
+    shown = cells(f"--model Qwen/Qwen2.5-0.5B-Instruct --lora 16 --gpu {gpu}")
+    assert f"memory of one {gpu}" in shown
+    assert "estimate" in shown["pace"]
+    assert "dollars" not in shown["time of this run"]
+
+    with pytest.raises(ValueError, match="--price"):
+        limits_of(TrainConfig(budget=1, gpu=gpu))
 
 
 def test_a_run_that_does_not_fit_gets_changes_that_do():
@@ -377,7 +404,7 @@ def test_a_run_that_does_not_fit_gets_changes_that_do():
     assert all(any(flag in line for line in lines) for flag in ("--lora 16", "--gpu"))
 
     sizes = [line.split("(")[1].split(" GiB")[0] for line in lines if "GiB" in line]
-    assert all(float(size) <= DEVICES["a10g"].memory for size in sizes)
+    assert all(float(size) <= GPUS["a10g"].memory for size in sizes)
 
     whole = replace(with_model(name="Qwen/Qwen2.5-14B", lora=16), gpu="t4")
     assert not estimate_step(whole, 60).prediction.fits

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mesotron.config import GpuName, ModelConfig, PlanConfig
+from mesotron.config import GPUS, GpuName, ModelConfig, PlanConfig
 from mesotron.rlvr.plan.estimate import Prediction, StepEstimate
-from mesotron.rlvr.plan.shapes import DEVICES
 from mesotron.runs.process import num_processes
 
 SLOW_SAMPLING = 0.5  # share of a step from which faster sampling is advised
@@ -65,7 +64,8 @@ def list_fitting(step: StepEstimate, gpu: GpuName) -> list[str]:
             pace = spell(prediction.step * step.factor)
             fitting.append(f"{flags} ({prediction.needed:.0f} GiB, {pace} s per step)")
 
-    for name in sorted(DEVICES, key=lambda name: DEVICES[name].memory):
+    rented = [name for name, model in GPUS.items() if model.price is not None]
+    for name in sorted(rented, key=lambda name: GPUS[name].memory):
         if step.predict(step.config, name).fits:
             fitting.append(f"--gpu {name}")
             break

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mesotron.config import PRICES_AS_OF, PlanConfig
+from mesotron.config import GPUS, PRICES_AS_OF, PlanConfig
 from mesotron.models.variables import set_library_variables
 from mesotron.rlvr.plan.advice import advise, spell
 from mesotron.rlvr.plan.estimate import Prediction, StepEstimate, estimate_step
@@ -120,7 +120,10 @@ def show(result: RunEstimate, step: StepEstimate, console: Console) -> None:
         print_line(console, line)
 
     if config.gpu and config.price is None:
-        console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price sets your own")
+        if GPUS[config.gpu].price is None:
+            console.print(f"a {config.gpu} has no usual rent; --price sets dollars per hour")
+        else:
+            console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price sets your own")
 
     console.print("evaluations and start-up are not in the hours")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import geometric_mean, mean, median
 from typing import Any, NamedTuple
 
-from mesotron.config import GpuName, PlanConfig, TrainConfig
+from mesotron.config import GpuName, PlanConfig, TrainConfig, find_gpu
 from mesotron.config.base import from_plain
 from mesotron.rlvr.plan.memory import CONTEXT, FRAGMENTS, memory_parts
 from mesotron.rlvr.plan.problems import lengths_of, typical_question
 from mesotron.rlvr.plan.seconds import phase_seconds
 from mesotron.rlvr.plan.setup import Lengths, make_setup
-from mesotron.rlvr.plan.shapes import Shape, find_device, find_shape
+from mesotron.rlvr.plan.shapes import Shape, find_shape
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.files import Row, read_json, read_rows
 
@@ -115,7 +115,7 @@ def find_own_gpu() -> tuple[GpuName | None, str]:
     if not gpus:
         return None, ""
 
-    gpu = find_device(gpus[0].name)
+    gpu = find_gpu(gpus[0].name)
 
     if gpu:
         problem = ""
@@ -144,7 +144,7 @@ def calibration(
     for run in recent_runs(root):
         ratio = _measured_ratio(run, gpu)
         if ratio is not None:
-            is_other_device = find_device(run.device) != gpu
+            is_other_device = find_gpu(run.device) != gpu
             is_other_model = run.config.model.name != config.model.name
             rank = 2 * is_other_device + is_other_model
             ranked.setdefault(rank, []).append((ratio, str(run.path)))
@@ -179,7 +179,7 @@ def recent_runs(root: Path) -> list[MeasuredRun]:
 def _measured_ratio(run: MeasuredRun, gpu: GpuName | None) -> float | None:
     """How many times as long as predicted a step took; None if the run tells nothing about this
     kind of device."""
-    device = find_device(run.device)
+    device = find_gpu(run.device)
     shape = _known_shape(run.config.model.name)
     times = _positive(run.rows, "time/step")
     lengths = _positive(run.rows, LENGTH)

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mesotron.config import GpuName, ObjectiveConfig, TrainConfig
+from mesotron.config import GPUS, GpuModel, GpuName, ObjectiveConfig, TrainConfig
 from mesotron.models.precision import choose_precision
 from mesotron.models.speed import choose_speed
 from mesotron.rlvr.objectives import resolve
-from mesotron.rlvr.plan.shapes import CPU, DEVICES, Device, Shape
+from mesotron.rlvr.plan.shapes import Shape
 from mesotron.rlvr.trl_arguments import first_round_prompts, trl_arguments
 from mesotron.runs.process import num_processes
+
+CPU_CORE = GpuModel(0, 0.05, 12, 1e9)  # its memory is not judged
 
 
 class Lengths(NamedTuple):
@@ -42,7 +44,7 @@ class Setup:
     objective: ObjectiveConfig
     shape: Shape
     gpu: GpuName | None  # None is one core of a CPU
-    device: Device
+    device: GpuModel
     lengths: Lengths
     rows: StepRows
     trained_matrices: list[tuple[int, int]]  # of one layer
@@ -89,7 +91,7 @@ class Setup:
 
 
 def make_setup(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Setup:
-    device = CPU if gpu is None else DEVICES[gpu]
+    device = CPU_CORE if gpu is None else GPUS[gpu]
     config = choose_precision(config, device.bf16 > 0)
     config = choose_speed(config, gpu is not None, shape.parameters)
 

@@ -1,4 +1,4 @@
-"""Shapes of models and peak numbers of GPUs, by their names (`tables.toml`)."""
+"""Shapes of models by their names (`tables.toml`)."""
 
 import os
 import re
@@ -6,25 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mesotron.config import GpuName
 from mesotron.models.names import TINY_WEIGHTS
 from mesotron.runs.files import read_json
 
 GIB = 2**30
 TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-
-
-class Device(NamedTuple):
-    """What a GPU can do at most."""
-
-    bf16: float  # TFLOP/s
-    fp32: float
-    bandwidth: float  # GB/s
-    memory: float  # GiB
-
-
-DEVICES: dict[GpuName, Device] = {name: Device(*row) for name, row in TABLES["devices"].items()}
-CPU = Device(0, 0.05, 12, 1e9)  # one core; its memory is not judged
 
 
 class Shape(NamedTuple):
@@ -128,13 +114,3 @@ def _shape_in(config: dict[str, Any]) -> Shape | None:
         )
     except (AttributeError, KeyError, TypeError, ZeroDivisionError):
         return None
-
-
-def find_device(name: str) -> GpuName | None:
-    """The GPU that a driver's or a user's name means."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    for key in DEVICES:
-        if key in words:
-            return key
-
-    return None
