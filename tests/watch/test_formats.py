@@ -13,17 +13,17 @@ from mesotron.watch.reader import LineReader, log_format
 from mesotron.watch.rows import Row
 
 LINES = """Loading the model
-Epoch:[1/1](1/500), Prize: 0.2500, Actor Loss: 0.10
-Epoch:[1/1](2/500), Prize: 0.5000, Actor Loss: 0.20
+<1 of 500> Prize: 0.2500, Actor Loss: 0.10
+<2 of 500> Prize: 0.5000, Actor Loss: 0.20
 """
 
 
 @pytest.fixture
 def miniature(monkeypatch):
-    """A framework that puts the step in parentheses and calls the reward a prize."""
+    """A framework that puts the step in angle brackets and calls the reward a prize."""
     by_rank()  # what is imported now stays known afterwards
     monkeypatch.setattr(FORMATS, "_entries", dict(FORMATS._entries))
-    pattern = re.compile(r"Epoch:\[\d+/\d+\]\((\d+)/\d+\), (.*)")
+    pattern = re.compile(r"<(\d+) of \d+> (.*)")
 
     @log_format("miniature", about="A framework of the tests")
     class Miniature(LineReader):
@@ -65,7 +65,7 @@ def test_a_new_format_is_one_class(miniature, tmp_path):
 
 def test_a_new_format_is_followed_while_it_grows(miniature, tmp_path):
     path = tmp_path / "train.log"
-    path.write_text(LINES[:80])
+    path.write_text(LINES[:65])
     stream = Stream(path)
 
     assert stream.poll() == 1

@@ -421,6 +421,29 @@ def test_lines_that_trainers_print(line, expected, tmp_path):
     assert canonical(row).items() >= expected.items()
 
 
+def test_steps_within_epochs_are_added_up(tmp_path):
+    path = tmp_path / "minimind.log"
+    path.write_text(
+        "loading the model\n"
+        "Epoch:[1/2](499/500), Reward: -0.4673, KL_ref: -0.0005, Adv Std: 1.1545, "
+        "Actor Loss: 0.0097, Avg Response Len: 100.25, Learning Rate: 0.00000030\n"
+        "Epoch:[2/2](1/500), Reward: 0.5000, KL_ref: 0.0010, Avg Len: 120.00, LR: 0.00000030\n"
+        "Epoch [2/2], Step [20/500], Loss: 0.2500, Reward: 0.6000\n"
+    )
+    log = read_log(path)
+
+    assert [row["step"] for row in log.rows] == [499, 501, 520]
+    assert canonical(log.rows[0]) == {
+        "reward": -0.4673,
+        "kl": 0.0005,  # it is a signed estimate
+        "loss": 0.0097,
+        "length": 100.25,
+        "lr": 3e-7,
+    }
+    assert canonical(log.rows[1])["length"] == 120.0
+    assert canonical(log.rows[2]) == {"reward": 0.6, "loss": 0.25}
+
+
 @pytest.mark.parametrize(
     ("metric", "names"),
     [

@@ -402,6 +402,7 @@ _UNITS: dict[str, Convert] = {
     # Signed estimates.
     "optim/kl_sample_train_v1": abs,
     "vllm_kl": abs,
+    "kl_ref": abs,
     "rollout_corr/kl": abs,
     "rollout_correction/kl": abs,
 }

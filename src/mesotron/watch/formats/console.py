@@ -1,8 +1,9 @@
-"""What trainers print among other lines, in four shapes:
+"""What trainers print among other lines, in five shapes:
 
     step:3 - actor/entropy:0.4 - ...              verl, perhaps wrapped over several lines
     step 3: {'loss': 0.1, 'reward': 0.5}          TRL, slime: a dictionary, perhaps with its step
     Step 3 | Loss 0.1 | Reward: 0.5               prime-rl and many others
+    Epoch:[2/3](98/500), Reward: 0.5              MiniMind: step 98 of 500 in the second epoch
     METRICS STEP 3, then a line for each number   torchforge, SkyRL
 
 A framework whose lines look otherwise is a format of its own.
@@ -35,6 +36,11 @@ NUMBERED = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): ?$")
 COUNT = r"(\d{1,3}(?:,\d{3}){1,3}(?!\d)|\d{1,12}(?!\d|\.\d))"
 STEP = re.compile(rf"\b(?:step|iteration|iter|update)[\s:=#]{{1,12}}{COUNT}", re.IGNORECASE)
 COUNTED = re.compile(rf"\b(?:batch|episode|round)\s{{1,12}}#?{COUNT}", re.IGNORECASE)
+# The step within an epoch, of so many: Epoch:[2/3](98/500), or Epoch [2/3], Step [98/500].
+IN_EPOCH = re.compile(
+    r"\bepoch:?\s?\[(\d{1,6})/\d{1,6}\],?\s?(?:step:?\s?)?[\[(](\d{1,12})/(\d{1,12})[\])]",
+    re.IGNORECASE,
+)
 
 NUMBER = r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|nan|[-+]?inf)(%?)"
 NAMED = re.compile(
@@ -46,11 +52,13 @@ JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.I
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d)")
 PADDING = re.compile(r"(?<=[a-z:=])\s{2,}(?=[-+.\d])", re.IGNORECASE)  # as f"{x:8.3f}" leaves it
 
+STEPS = (VERL, PRINTED, IN_EPOCH, STEP, COUNTED)
+
 
 @log_format(
     "console",
-    about="Lines that verl, TRL, slime, SkyRL, torchforge or prime-rl print, and others such as "
-    "`Step 12 \\| reward: 0.5`",
+    about="Lines that verl, TRL, slime, SkyRL, torchforge, prime-rl or MiniMind print, and others "
+    "such as `Step 12 \\| reward: 0.5`",
 )
 class Console(LineReader):
     rank = 100
@@ -65,7 +73,7 @@ class Console(LineReader):
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         text = head.decode("utf-8", errors="replace")
-        return any(pattern.search(text) for pattern in (VERL, PRINTED, STEP, COUNTED))
+        return any(pattern.search(text) for pattern in STEPS)
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
@@ -97,6 +105,12 @@ class Console(LineReader):
         row = parse_dictionary(part)
         if row is not None:
             return [*rows, row] if len(row) > 1 else rows
+
+        in_epoch = IN_EPOCH.search(part)
+        if in_epoch:
+            row = parse_named(part[in_epoch.end() :])
+            row["step"] = count_steps(in_epoch)
+            return [*rows, row] if self._has_metric(row) else rows
 
         step = STEP.search(part) or COUNTED.search(part)
         if step:
@@ -146,6 +160,12 @@ class Console(LineReader):
         if len(self._names) < MAX_KEYS:
             self._names |= row.keys()
         return any(is_known(name) for name in row if name in self._names)
+
+
+def count_steps(in_epoch: re.Match[str]) -> float:
+    """The step of the whole run: those of the epochs before are added."""
+    epoch, step, num_steps = map(int, in_epoch.groups())
+    return float((epoch - 1) * num_steps + step)
 
 
 def parse_dictionary(text: str) -> Row | None:
