@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -14,18 +14,22 @@ from mesotron.answers import verify
 from mesotron.answers.latex import MAX_LENGTH
 from mesotron.answers.numbers import read_number
 from mesotron.answers.screen import letters
-from mesotron.answers.verify import Verifier
+from mesotron.answers.verify import Allowance, Verifier
 
 
 @pytest.fixture
 def no_workers(monkeypatch):
     """Fails a test that needs math-verify."""
 
-    def refuse(self, requests):
+    def refuse(self, requests, *_):
         assert not requests, f"sent to a worker: {requests}"
         return []
 
     monkeypatch.setattr(Verifier, "_send", refuse)
+
+
+def send(verifier, *requests):
+    return verifier._send(requests, Allowance(1e9), 1.0)
 
 
 HALF = Fraction(1, 2)
@@ -169,7 +173,7 @@ def test_random_numbers_in_many_notations(no_workers):
 
 def test_random_text_equals_the_gold_only_if_it_reads_as_it(monkeypatch):
     # Without math-verify, so that every verdict is our own.
-    monkeypatch.setattr(Verifier, "_send", lambda self, requests: [None] * len(requests))
+    monkeypatch.setattr(Verifier, "_send", lambda self, requests, *_: [None] * len(requests))
     rng = random.Random(0)
     verifier = Verifier()
 
@@ -318,10 +322,10 @@ def test_letters_equal_no_number(verifier, monkeypatch):
         for gold in golds:
             pairs.append((text, read_number(gold).key))
 
-    assert verifier._ask(pairs) == [False] * len(pairs)
+    assert verifier._ask(pairs, Allowance(1e9), 1.0) == dict.fromkeys(pairs, False)
 
     sent = []
-    monkeypatch.setattr(verifier, "_send", lambda requests: sent.extend(requests) or [])
+    monkeypatch.setattr(verifier, "_send", lambda requests, *_: sent.extend(requests) or [])
     assert not any(verifier.same(texts, ["11"] * len(texts)))
     assert sent == []
 
@@ -385,21 +389,22 @@ def test_answers_are_not_evaluated(verifier, tmp_path):
         f'f\'{{open("{target}","w")}}\'',
     ]
 
-    verifier._send([(attack, "1") for attack in attacks])  # past the screening
+    send(verifier, *((attack, "1") for attack in attacks))  # past the screening
     verifier.same(attacks, ["1"] * len(attacks))
     assert not target.exists()
 
 
 def test_a_request_that_never_ends_is_cut_and_the_next_one_answered(monkeypatch):
     with Verifier(timeout=0.3, num_workers=1) as verifier:
-        replies = verifier._send([("9999999^{9999999}",), ("x+1",)])
-        assert replies == [verify.TOO_LONG, {"value": "x + 1"}]
+        first, second = send(verifier, ("9999999^{9999999}",), ("x+1",))
+        assert first == verify.TOO_LONG
+        assert second["value"] == "x + 1"
 
         submit = verifier._pool.submit  # one that uses no CPU time is cut by the clock
         monkeypatch.setattr(
             verifier._pool, "submit", lambda *_, timeout: submit("time:sleep", 100, timeout=timeout)
         )
-        assert verifier._send([("x+1",)]) == [None]
+        assert send(verifier, ("x+1",)) == [None]
 
 
 def test_workers_import_little_and_get_no_secrets(verifier):
@@ -414,11 +419,11 @@ def test_memory_is_limited():
         "from mesotron.answers import expressions\n"
         "expressions.prepare_worker()\n"
         "expressions.canonical_expression = lambda answer: 'x' * 3 * 2**30\n"
-        "print(expressions.answer_request(('1',), 5.0))\n"
+        "print(expressions.answer_request(('1',), 5.0)['error'])\n"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "{'value': None, 'error': 'MemoryError'}\n", done.stderr
+    assert done.stdout == "MemoryError\n", done.stderr
 
 
 def test_a_request_is_sent_once_and_again_only_without_a_verdict(monkeypatch):
@@ -426,7 +431,7 @@ def test_a_request_is_sent_once_and_again_only_without_a_verdict(monkeypatch):
     replies = [verify.TOO_LONG, verify.TOO_LONG, late, {"value": "x"}]
     sent = []
 
-    def send(self, requests):
+    def send(self, requests, *_):
         sent.extend(requests)
         return [replies.pop(0) for _ in requests]
 
@@ -434,7 +439,7 @@ def test_a_request_is_sent_once_and_again_only_without_a_verdict(monkeypatch):
     verifier = Verifier()
     assert verifier.same(["x", "x", "x"], ["y", "y", "y"]) == [False] * 3
     assert verifier.same(["x"], ["y"]) == [False]
-    assert sent == [("x",), ("y",)]
+    assert sent == [("y",), ("x",)]
     assert [verifier.keys(["x+0"])[0] for _ in range(3)] == [None, "x", "x"]
 
 
@@ -481,3 +486,86 @@ def test_without_math_verify_only_mathematics_fails(monkeypatch):
 
     with pytest.raises(ValueError, match="mesotron\\[rlvr\\]"):
         Verifier().same(["x+1"], ["1+x"])
+
+
+def cpu_times(monkeypatch, verifier, seconds):
+    """Answers every request at once, as if it had taken `seconds(text)` of CPU time."""
+    asked = []
+
+    def submit(target, request, *_, **__):
+        asked.append(request)
+        future = Future()
+        value = request[0] if len(request) == 1 else False
+        future.set_result({"value": value, "seconds": seconds(request[0])})
+        return future
+
+    monkeypatch.setattr(verifier._pool, "submit", submit)
+    return asked
+
+
+def test_a_batch_has_one_allowance_of_cpu_time(monkeypatch, caplog):
+    verifier = Verifier(timeout=5, num_workers=1)
+    asked = cpu_times(monkeypatch, verifier, lambda text: 5.0 if "prod" in text else 0.01)
+    hard = [rf"\prod_{{k={i}}}^{{9999999}}k" for i in range(128)]
+    answers = [*hard, "x+1", "x+2", hard[100]]
+    golds = [*["y+1"] * 128, "1+x", "y+1", hard[100]]
+    found = verifier.compare(answers, golds)
+
+    # Without an allowance these would be more than 640 seconds.
+    allowance = verify.BATCH_TIMEOUTS * 5 + verify.SECONDS_PER_ANSWER * len(answers)
+    num_hard = sum("prod" in request[0] for request in asked)
+    assert 0 < 5.0 * num_hard <= allowance + 5.0
+
+    # Ordinary answers are read and compared nevertheless; the rest has its text.
+    assert ("x+1",) in asked
+    assert ("x+1", "1+x") in asked
+    assert found[-1].same
+    assert {one.key for one in found[:128]} >= {r"\prod_{k=127}^{9999999}k"}
+    assert not any(one.same for one in found[:128])
+
+    verifier.compare([text + "+1" for text in answers], golds)
+    warnings = [one for one in caplog.records if "CPU time" in one.message]
+    assert len(warnings) == 1
+    assert "--reward.timeout" in warnings[0].message
+
+
+def test_an_ordinary_batch_stays_within_its_allowance(monkeypatch, caplog):
+    verifier = Verifier(timeout=5, num_workers=4)
+    asked = cpu_times(monkeypatch, verifier, lambda text: 0.06)
+    verifier.compare([f"x+{i}" for i in range(3000)], ["y"] * 3000)
+
+    assert len(asked) == 3000 + 1 + 3000  # each answer, the gold, each pair
+    assert not caplog.records
+
+
+def test_real_workers_are_not_asked_without_an_allowance(monkeypatch, caplog):
+    hard = [rf"\prod_{{k={i}}}^{{9999999}}k" for i in range(1, 41)]
+    with Verifier(timeout=0.3, num_workers=1) as verifier:
+        asked = []
+        submit = verifier._pool.submit
+
+        def counted(target, request, *args, **options):
+            asked.append(request)
+            return submit(target, request, *args, **options)
+
+        monkeypatch.setattr(verifier._pool, "submit", counted)
+        assert not any(verifier.same(hard, ["72"] * 40))
+
+    assert 0 < len(asked) < 20
+    assert "CPU time" in caplog.text
+
+
+def test_a_closed_verifier_has_ended_its_workers_and_may_be_used_again():
+    verifier = Verifier(num_workers=1)
+    assert verifier.same(["x+1"], ["1+x"]) == [True]
+    processes = list(verifier._pool.processes)
+    assert [process.poll() for process in processes] == [None]
+
+    verifier.close()
+    assert [process.poll() is None for process in processes] == [False]
+
+    with verifier:
+        assert verifier.same(["y+1"], ["1+y"]) == [True]
+        processes = list(verifier._pool.processes)
+
+    assert not any(process.poll() is None for process in processes)

@@ -20,6 +20,8 @@ from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
 from mesotron.evaluate import command, scores, transcripts
 from mesotron.evaluate.evaluate import evaluate
 from mesotron.evaluate.result import (
+    Evaluation,
+    Greedy,
     describe_format,
     describe_temperature,
     score_greedy,
@@ -298,6 +300,39 @@ def transcript(name: str, correct: bool, completion: str = "x") -> transcripts.T
         correct_unformatted=False,
         truncated=False,
     )
+
+
+def result_of(transcripts, measure="accuracy") -> Evaluation:
+    """An evaluation of which only the transcripts matter."""
+    greedy = Greedy(strict=None, lenient=None, by_level={}, rates={}, mean_tokens=1.0)
+    return Evaluation(
+        model="m",
+        problems=len(transcripts),
+        greedy=greedy,
+        sampled=None,
+        findings=[],
+        transcripts=transcripts,
+        measure=measure,
+    )
+
+
+def test_the_gain_between_two_evaluations():
+    """From 3 of 20 to 16 of 20 problems, two of which were lost."""
+    before = [transcript(str(k), k < 3) for k in range(20)]
+    after = [transcript(str(k), k >= 2 and k < 18) for k in range(20)]
+    gain = command.greedy_gain(result_of(before), result_of(after))
+    assert gain.startswith("0.650 [")
+    assert command.greedy_gain(result_of(after), result_of(before)).startswith("-0.650 [")
+
+    # By rewards: 0.5 more on the only problem that has one twice.
+    paid = [replace(one, reward=reward) for one, reward in zip(before, (0.25, None, 1.0))]
+    later = [replace(one, reward=reward) for one, reward in zip(before, (0.75, 1.0, None))]
+    gain = command.greedy_gain(result_of(paid, "reward"), result_of(later, "reward"))
+    assert gain == "0.500 [0.500, 0.500]"
+
+    # Without a problem that has two rewards there is nothing to say.
+    gain = command.greedy_gain(result_of(paid[1:], "reward"), result_of(later[1:], "reward"))
+    assert gain == "unknown"
 
 
 def test_typical_pairs_in_proportion_to_what_changed():

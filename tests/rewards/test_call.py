@@ -6,7 +6,13 @@ import math
 import pytest
 
 from mesotron.config import RewardConfig
-from mesotron.rewards.call import make_reward, try_reward
+from mesotron.rewards.call import (
+    MAX_UNSCORED,
+    as_reward_function,
+    make_reward,
+    part_metrics,
+    try_reward,
+)
 from mesotron.tasks.problem import Problem
 
 RIGHT = r"\boxed{7}"
@@ -196,6 +202,12 @@ def raises_on_second(completions):
 def fails_in_a_library(completions):
     return [json.loads(text) for text in completions]
 
+def skips_all(completions):
+    return [None for _ in completions]
+
+def skips_bare(completions):
+    return [1.0 if "boxed" in text else None for text in completions]
+
 too_few = lambda completions: [1.0]
 not_numbers = lambda completions: ["good" for _ in completions]
 nan_on_second = lambda completions: [0.0, float("nan")]
@@ -272,10 +284,97 @@ def test_a_passing_failure_does_not_change_what_a_reward_reads(judge):
     assert reward(*arguments) == [1.0, 2.0]
 
 
+def log_of_calls(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.mark.usefixtures("own")
-def test_a_reward_of_plain_prompts_is_tried_too():
-    config = RewardConfig(parts=("own_rewards.py:of_plain_prompts",))
-    try_reward(config, Problem("2 + 3", "5", "x"), 8)
+def test_a_reward_is_tried_with_chats_and_then_with_plain_prompts(tmp_path):
+    code = """
+import json
+from pathlib import Path
+
+def only_plain(completions, prompts):
+    with Path("calls.jsonl").open("a") as calls:
+        calls.write(json.dumps([completions, prompts]) + "\\n")
+    return [float(len(prompt.split())) for prompt in prompts]
+
+def never(completions, prompts):
+    return [prompt["absent"] for prompt in prompts]
+"""
+    (tmp_path / "tried.py").write_text(code)
+    problem = Problem("2 + 3", "5", "x")
+    try_reward(RewardConfig(parts=("sparse", "tried.py:only_plain")), problem, 8)
+
+    calls = log_of_calls(tmp_path / "calls.jsonl")
+    texts, prompts = calls[-1]
+    assert "5" in texts[0]
+    assert texts[1] == ""  # a group of two, so that a wrong number of scores shows
+    assert prompts == ["2 + 3"] * 2
+    assert calls[0][1][0][0]["role"] == "user"
+
+    # The error is that of the chats, which most models have.
+    with pytest.raises(ValueError, match="TypeError"):
+        try_reward(RewardConfig(parts=("tried.py:never",)), problem, 8)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reward_that_never_gives_a_verdict_stops_the_run(judge):
+    def call(function, text):
+        return function(
+            [text] * 2,
+            [[1]] * 2,
+            gold=["7"] * 2,
+            truncated=[False] * 2,
+            row=[{}] * 2,
+            facts=judge.judge([text] * 2, ["7"] * 2, [False] * 2),
+        )
+
+    silent = make_reward(RewardConfig(parts=("own_rewards:skips_all",)), judge, 8)
+    function = as_reward_function(silent)
+    for _ in range(MAX_UNSCORED - 1):
+        assert call(function, RIGHT) == [None, None]
+
+    with pytest.raises(ValueError, match="own_rewards:skips_all"):
+        call(function, RIGHT)
+
+    # One reward is enough: batches of None before and after it are no reason to stop.
+    some = as_reward_function(
+        make_reward(RewardConfig(parts=("own_rewards:skips_bare",)), judge, 8)
+    )
+    assert call(some, BARE) == [None, None]
+    assert call(some, RIGHT) == [1.0, 1.0]
+    for _ in range(2 * MAX_UNSCORED):
+        assert call(some, BARE) == [None, None]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_batch_without_rewards_does_not_hide_the_next(judge):
+    reward = make_reward(RewardConfig(parts=("own_rewards:skips_bare", "format")), judge, 8)
+    for text, scores in ((BARE, [None]), (RIGHT, [2.0]), (BARE, [None]), (WRONG, [2.0])):
+        assert reward([text], [[1]], ["7"], [False]) == scores
+
+
+def test_shares_of_the_variance_are_those_of_the_parts(judge):
+    """By hand: the total's variance is the sum of its covariances with the weighted parts."""
+    reward = make_reward(RewardConfig(parts=("format", "correct"), weights=(0.5, 2)), judge, 8)
+    totals = reward(FOUR, [[1]] * 4, ["7"] * 4, [False] * 4)
+    assert totals == [2.5, 0.5, 2.0, 0.0]
+
+    # Means 0.5, 0.5 and 1.25; the products with the totals average 0.75 and 1.125.
+    variance = (2.5**2 + 0.5**2 + 2**2) / 4 - 1.25**2
+    metrics = part_metrics(reward, totals)
+    assert metrics["reward/part/format"] == metrics["reward/part/correct"] == 0.5
+    share = 0.5 * (0.75 - 0.5 * 1.25) / variance
+    assert metrics["reward/part/format/variance_share"] == pytest.approx(share)
+    assert metrics["reward/part/correct/variance_share"] == pytest.approx(1 - share)
+    assert metrics["reward/largest_part"] == pytest.approx(1 - share)
+
+    # Nothing is explained where all totals are equal, and one part is all there is.
+    equal = reward([RIGHT] * 2, [[1]] * 2, ["7"] * 2, [False] * 2)
+    assert set(part_metrics(reward, equal)) == {"reward/part/format", "reward/part/correct"}
+    alone = make_reward(RewardConfig(parts=("sparse",)), judge, 8)
+    assert part_metrics(alone, alone(FOUR, [[1]] * 4, ["7"] * 4, [False] * 4)) == {}
 
 
 @pytest.mark.usefixtures("own")

@@ -375,3 +375,41 @@ def test_the_noise_of_an_evaluation_is_that_of_its_problems():
         )
 
     assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))
+
+
+def gap_after(*rows, steps=0):
+    """The gap of greedy and sampled accuracy after training and evaluations; None if unknown."""
+    engine = Engine()
+    for step in range(steps):
+        engine.update({"step": step, "reward": 0.2, "facts/correct": 0.2})
+
+    for step, row in enumerate(rows, steps):
+        engine.update({"step": step} | row)
+
+    track = engine.tracks.get("greedy_gap")
+    return pytest.approx(track.recent[-1]) if track else None
+
+
+def test_the_greedy_gap_is_that_of_the_evaluation_or_else_of_training():
+    assert gap_after({"eval/greedy": 0.7, "eval/sampled": 0.4}) == 0.3
+    assert gap_after({"eval/greedy": 0.4, "eval/sampled": 0.7}) == 0.3
+    assert gap_after({"eval/greedy": 0.7}, steps=60) == 0.5
+    assert gap_after({"eval/greedy": 0.7, "eval/sampled": 0.6}, steps=60) == 0.1
+
+    assert gap_after({"eval/greedy": 0.7}) is None
+    assert gap_after({"eval/sampled": 0.7}, steps=60) is None
+
+
+def test_a_gap_of_greedy_and_sampled_accuracy_is_a_temperature_trap():
+    def names(sampled):
+        rows = []
+        for row in healthy(0, steps=300):
+            if row["step"] % 10 == 0:
+                is_late = row["step"] >= TURN
+                row = row | {"eval/greedy": 0.8, "eval/sampled": sampled if is_late else 0.75}
+            rows.append(row)
+
+        return {event.detector for event in events_of(rows)}
+
+    assert "temperature_trap" in names(sampled=0.3)
+    assert "temperature_trap" not in names(sampled=0.7)

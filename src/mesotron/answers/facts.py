@@ -10,7 +10,7 @@ from mesotron.answers.formats import AnswerFormat
 from mesotron.answers.lenient import lenient_answer
 from mesotron.answers.numbers import Number, read_number
 from mesotron.answers.screen import literal
-from mesotron.answers.verify import Verifier
+from mesotron.answers.verify import Comparison, Verifier
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,15 @@ class Judge:
         """Facts of distinct cases; the verifier gets them all at once."""
         answers = [reading.answer or "" for reading, _ in cases]
         golds = [gold or "" for _, gold in cases]
-        keys = self.verifier.keys(answers)
-        gold_keys = self.verifier.keys(golds)
-        verdicts = self.verifier.same(answers, golds)
+        comparisons = self.verifier.compare(answers, golds)
 
-        facts = {}
-        for case, key, gold_key, is_right in zip(cases, keys, gold_keys, verdicts, strict=True):
-            facts[case] = facts_of(case, key, gold_key, is_right)
-
-        return facts
+        return {case: facts_of(case, found) for case, found in zip(cases, comparisons, strict=True)}
 
 
-def facts_of(case: Case, key: str | None, gold_key: str | None, is_right: bool) -> Facts:
-    """Facts of a reading, from the keys of its answer and gold and whether they are the same."""
+def facts_of(case: Case, found: Comparison) -> Facts:
+    """Facts of a reading, from how its answer compares with the gold."""
     reading, gold = case
+    key, gold_key, is_right = found
     formatted = reading.formatted
     has_gold = gold is not None
     is_readable = bool(gold_key or literal(gold or ""))

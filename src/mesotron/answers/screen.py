@@ -37,6 +37,8 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
 _MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
 # A whole number and powers of letters, as sympy writes them; E and I are numbers.
 _LETTERS = re.compile(r"-?(?:\d+\*)?[a-z](?:\*\*\d+)?(?:\*[a-z](?:\*\*\d+)?)*", re.ASCII)
+# What may take seconds: sums, products, integrals, factorials and large powers.
+_COSTLY = re.compile(r"\\(?:sum|prod|i*int|lim|binom)|!|\^\s*\{?\s*-?\d{3}", re.ASCII)
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
@@ -67,6 +69,11 @@ def screened(expression: str) -> bool:
     # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
     depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
     return closes_its_braces(bare) and max(depths) <= MAX_DEPTH
+
+
+def is_costly(expression: str) -> bool:
+    """Whether an expression may take math-verify far longer than most."""
+    return bool(_COSTLY.search(expression))
 
 
 def without_escaped_braces(text: str) -> str:

@@ -6,14 +6,17 @@ memory (`expressions`), and is never evaluated as code.
 """
 
 import importlib.util
+import logging
 import math
 import os
 import signal
 import subprocess
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any, Self
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 from mesotron.answers import expressions
 from mesotron.answers.expressions import Request
@@ -22,6 +25,7 @@ from mesotron.answers.numbers import read_number, same_number
 from mesotron.answers.screen import (
     expression_of,
     is_clock_time,
+    is_costly,
     is_hexadecimal,
     letters,
     literal,
@@ -31,10 +35,17 @@ from mesotron.answers.screen import (
 )
 from mesotron.runs.workers import ONE_THREAD, WorkerDied, WorkerPool
 
+log = logging.getLogger("mesotron")
+
 CACHE_SIZE = 16_384  # replies kept; a string that hangs costs its timeout once
 # A worker ends itself after its timeout in CPU time. On a busy machine that takes longer on the
 # clock, and only after this many timeouts does the parent kill it.
 WALL_TIMEOUTS = 4
+# CPU time of a batch: so many timeouts, and what an ordinary answer takes to be read and compared.
+BATCH_TIMEOUTS = 6
+SECONDS_PER_ANSWER = 0.2
+READING = 0.5  # of that time at most for reading; the rest is for comparing
+START_SECONDS = 1.0  # of CPU time to import sympy, when a worker that ran out of time is replaced
 # Environment variables a worker gets: no tokens or keys.
 INHERITED = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "SYSTEMROOT", "TMPDIR")
 PREPARE = f"{expressions.__name__}:prepare_worker"
@@ -43,12 +54,35 @@ ANSWER = f"{expressions.__name__}:answer_request"
 TOO_LONG: dict[str, Any] = {"value": None, "error": "TooLong"}
 
 
+@dataclass
+class Allowance:
+    """CPU seconds that the workers may use for one batch, and what was left out without them."""
+
+    seconds: float
+    used: float = 0.0
+    skipped: set[Request] = field(default_factory=set)
+
+    def covers(self, share: float) -> bool:
+        """Whether less than this share of the allowance was used."""
+        return self.used < share * self.seconds
+
+
+class Comparison(NamedTuple):
+    """An answer and its gold: the key of each, None if it cannot be read."""
+
+    key: str | None
+    gold_key: str | None
+    same: bool
+
+
 class Verifier:
     r"""Decides whether answers are the same. Can be shared between threads.
 
     Args:
         timeout: seconds of CPU time math-verify may take to read an answer or compare a pair.
-            An answer that takes longer is unreadable; a pair that does is not the same.
+            An answer that takes longer is unreadable; a pair that does is not the same. A whole
+            batch may take `BATCH_TIMEOUTS` of them and `SECONDS_PER_ANSWER`; the rest of it is
+            compared as text.
         num_workers: maximum number of worker processes. None is started for numbers and words.
 
     Example:
@@ -78,6 +112,7 @@ class Verifier:
         )
         self._replies: OrderedDict[Request, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._warned = False
 
     def __reduce__(self) -> tuple[type["Verifier"], tuple[float, int]]:
         # Another process gets its own verifier with its own workers.
@@ -99,14 +134,57 @@ class Verifier:
         that was not carried out, such as 48 + 24 or 3!, does not equal its result. Identical text
         is equal. Everything else goes to math-verify. A gold that cannot be read equals nothing.
         """
+        allowance = self._allowance(len(answers))
+        verdicts = self._compare(_drop_long(answers), _drop_long(golds), allowance)
+        self._warn_of_skipped(allowance)
+
+        return verdicts
+
+    def keys(self, answers: Sequence[str]) -> list[str | None]:
+        """A key for each answer, the same for every way to write it; None if unreadable."""
+        allowance = self._allowance(len(answers))
+        keys = self._read(_drop_long(answers), allowance, share=1.0)
+        self._warn_of_skipped(allowance)
+
+        return keys
+
+    def compare(self, answers: Sequence[str], golds: Sequence[str]) -> list[Comparison]:
+        """`keys` of the answers and of the golds, and whether they are the `same`, with one
+        allowance of CPU time for all."""
         answers = _drop_long(answers)
         golds = _drop_long(golds)
+        allowance = self._allowance(len(answers))
+
+        gold_keys = self._read(golds, allowance, share=READING)
+        keys = self._read(answers, allowance, share=READING)
+        verdicts = self._compare(answers, golds, allowance)
+        self._warn_of_skipped(allowance)
+
+        return list(map(Comparison, keys, gold_keys, verdicts))
+
+    def _allowance(self, num_answers: int) -> Allowance:
+        return Allowance(BATCH_TIMEOUTS * self.timeout + SECONDS_PER_ANSWER * num_answers)
+
+    def _warn_of_skipped(self, allowance: Allowance) -> None:
+        """Once for each verifier."""
+        if allowance.skipped and not self._warned:
+            self._warned = True
+            log.warning(
+                "judging a batch used its %.0f s of CPU time: %d expressions were compared as text "
+                "(--reward.timeout allows more)",
+                allowance.seconds,
+                len(allowance.skipped),
+            )
+
+    def _compare(
+        self, answers: Sequence[str], golds: Sequence[str], allowance: Allowance
+    ) -> list[bool]:
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
 
         # Read each alone first: an unreadable text then costs one timeout, not one per pair.
-        keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
-        gold_keys = keys[len(hard) :]
+        gold_keys = self._read([golds[i] for i in hard], allowance, share=READING)
+        keys = self._read([answers[i] for i in hard], allowance, share=READING)
 
         pairs: dict[int, Request] = {}
         for i, answer_key, gold_key in zip(hard, keys, gold_keys):
@@ -115,17 +193,16 @@ class Verifier:
                 continue
 
             pair = _as_pair(answers[i], golds[i], answer_key)
-            if pair:
+            if pair and not allowance.skipped.intersection((text,) for text in pair):
                 pairs[i] = pair
 
-        for i, reply in zip(pairs, self._ask(list(pairs.values()))):
-            verdicts[i] = bool(reply)
+        replies = self._ask(list(pairs.values()), allowance, share=1.0)
+        for i, pair in pairs.items():
+            verdicts[i] = bool(replies.get(pair))
 
         return [bool(verdict) for verdict in verdicts]
 
-    def keys(self, answers: Sequence[str]) -> list[str | None]:
-        """A key for each answer, the same for every way to write it; None if unreadable."""
-        answers = _drop_long(answers)
+    def _read(self, answers: Sequence[str], allowance: Allowance, share: float) -> list[str | None]:
         keys = [_plain_key(answer) for answer in answers]
 
         requests: dict[int, Request] = {}
@@ -137,18 +214,26 @@ class Verifier:
             if screened(expression):
                 requests[i] = (expression,)
 
-        for i, key in zip(requests, self._ask(list(requests.values()))):
-            keys[i] = key
+        replies = self._ask(list(requests.values()), allowance, share)
+        for i, request in requests.items():
+            was_skipped = request in allowance.skipped
+            keys[i] = literal(answers[i]) if was_skipped else replies.get(request)
 
         return keys
 
-    def _ask(self, requests: list[Request]) -> list[Any]:
-        """Values of the replies, None for no verdict. Each distinct request is sent once."""
+    def _ask(
+        self, requests: Sequence[Request], allowance: Allowance, share: float
+    ) -> dict[Request, Any]:
+        """Values of the replies, without those that have no verdict. Each distinct request is sent
+        once, while less than a share of the allowance was used."""
         with self._lock:
             known = {one: self._replies[one] for one in requests if one in self._replies}
 
         new = [one for one in dict.fromkeys(requests) if one not in known]
-        for request, reply in zip(new, self._send(new)):
+        new = [one for one in new if one not in allowance.skipped]
+        new.sort(key=_is_costly)  # so that few of them do not take the time of all others
+
+        for request, reply in zip(new, self._send(new, allowance, share)):
             if reply is not None:  # else the machine was too busy: try again next time
                 known[request] = reply["value"]
 
@@ -157,27 +242,49 @@ class Verifier:
             while len(self._replies) > CACHE_SIZE:
                 self._replies.popitem(last=False)
 
-        return [known.get(one) for one in requests]
+        return known
 
-    def _send(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
-        """Replies of the workers; None where the worker died for another reason than CPU time."""
+    def _send(
+        self, requests: Sequence[Request], allowance: Allowance, share: float
+    ) -> list[dict[str, Any] | None]:
+        """Replies of the workers; None where the worker died for another reason than CPU time, and
+        for the requests that the allowance does not cover."""
         if requests and importlib.util.find_spec("math_verify") is None:
             raise ValueError("comparing answers needs math-verify: pip install 'mesotron[rlvr]'")
 
         wall = WALL_TIMEOUTS * self.timeout
-        futures = []
-        for request in requests:
-            futures.append(self._pool.submit(ANSWER, request, self.timeout, timeout=wall))
+        waiting = deque(enumerate(requests))
+        running: dict[Future[Any], int] = {}
+        replies: list[dict[str, Any] | None] = [None] * len(requests)
 
-        replies: list[dict[str, Any] | None] = []
-        for future in futures:
-            try:
-                replies.append(future.result())
-            except WorkerDied as death:
-                ran_out_of_time = death.returncode == -signal.SIGPROF
-                replies.append(TOO_LONG if ran_out_of_time else None)
+        while running or (waiting and allowance.covers(share)):
+            while waiting and len(running) < self.num_workers and allowance.covers(share):
+                index, request = waiting.popleft()
+                future = self._pool.submit(ANSWER, request, self.timeout, timeout=wall)
+                running[future] = index
 
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                replies[running.pop(future)] = self._receive(future, allowance)
+
+        allowance.skipped.update(request for _, request in waiting)
         return replies
+
+    def _receive(self, future: Future[Any], allowance: Allowance) -> dict[str, Any] | None:
+        """A worker's reply, whose CPU time is taken from the allowance."""
+        try:
+            reply = future.result()
+        except WorkerDied as death:
+            allowance.used += self.timeout + START_SECONDS
+            ran_out_of_time = death.returncode == -signal.SIGPROF
+            return TOO_LONG if ran_out_of_time else None
+
+        allowance.used += reply["seconds"]
+        return reply
+
+
+def _is_costly(request: Request) -> bool:
+    return any(map(is_costly, request))
 
 
 def _drop_long(answers: Sequence[str]) -> list[str]:
