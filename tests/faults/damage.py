@@ -32,7 +32,8 @@ OTHERS = (
 )
 
 
-# "archive" moves the whole checkpoint and links to it: nothing is lost.
+# "archive" moves the whole checkpoint and links to it. Links among a run's own files are refused.
+LINKS = ("link to nothing", "loop", "archive")
 DAMAGE = ("truncate", "flip", "remove", "link to nothing", "loop", "make folder", "archive")
 
 
@@ -134,7 +135,7 @@ def damage_files(victim: Victim, rng: random.Random, times: int, tally: Tally) -
             ended,
             tally,
             f"{kind} {path.relative_to(out)}",
-            in_checkpoint,
+            in_checkpoint and kind not in LINKS,
             lost,
         )
 

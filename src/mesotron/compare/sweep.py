@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 import optuna
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -36,9 +36,11 @@ from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
 from mesotron.runs.files import append_row, read_rows, write_json
 from mesotron.runs.folder import try_lock
+from mesotron.runs.links import make_own_folder, refuse_link, refuse_links
 from mesotron.runs.workers import Job
 from mesotron.watch.engine import Engine
 
+JOURNAL = "study.log"
 MAX_CRASHES = 3  # in a row, before the whole sweep is at fault
 MAX_ROWS = 10
 LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
@@ -54,7 +56,9 @@ def run(config: SweepConfig) -> int:
             read_setting(COMMANDS[name].config_type, f"{one.name}={one.first}")
 
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
-    (folder / "trials").mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder / "trials")
+    refuse_links(folder / "trials")
+    refuse_link(folder / JOURNAL)  # Optuna opens it
     console = SafeConsole()
     study = Study(space, config, folder)
     Sweep(study, space, config, console).run()
@@ -228,11 +232,12 @@ class Study:
         self._check_same_meaning(goal, has_scores)
 
     def _open(self, goal: Literal["maximize", "minimize"]) -> optuna.Study:
-        log = str(self.folder / "study.log")
+        log = str(self.folder / JOURNAL)
+        lock = JournalFileOpenLock(log)  # Optuna's other lock is a symbolic link
         try:
             return optuna.create_study(
                 study_name=self.config.study or self.space.name,
-                storage=self.config.storage or JournalStorage(JournalFileBackend(log)),
+                storage=self.config.storage or JournalStorage(JournalFileBackend(log, lock)),
                 direction=goal,
                 load_if_exists=True,
             )

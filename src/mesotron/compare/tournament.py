@@ -38,6 +38,7 @@ from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable, write_whole
 from mesotron.runs.folder import try_lock, warn_of_failure
+from mesotron.runs.links import make_own_folder, refuse_links
 from mesotron.runs.resume import settings_to_resume
 from mesotron.runs.trust import check_trusted, code_names
 from mesotron.runs.workers import Job, last_line
@@ -78,7 +79,8 @@ def run(config: CompareConfig) -> int:
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     check_comparable(kind, config, folder)  # before the folder is made
 
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder / "cells")
+    refuse_links(folder / "cells")  # they are written, or removed and made again
     console = SafeConsole()
 
     lock = try_lock(folder / "lock")

@@ -15,6 +15,7 @@ from jax import Array
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import EnvState, Observation, SnakeEnv
 from mesotron.ppo.policy import Params, apply_policy, mask_logits
+from mesotron.runs.links import open_own
 
 Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
 
@@ -172,13 +173,15 @@ def draw_game(cells: np.ndarray, config: SnakeConfig, path: Path) -> None:
     shown = [*cells, *[cells[-1]] * 7]  # pause on the last frame
     frames = (Image.fromarray(draw_board(frame, config)) for frame in shown)
 
-    next(frames).save(
-        path,
-        save_all=True,
-        append_images=frames,
-        duration=80,
-        loop=0,
-    )
+    with open_own(path, "wb") as file:
+        next(frames).save(
+            file,
+            "gif",
+            save_all=True,
+            append_images=frames,
+            duration=80,
+            loop=0,
+        )
 
 
 def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
@@ -260,7 +263,8 @@ def draw_curves(
     panels[0].set_ylabel("fruit per game")
     panels[0].legend(loc="upper left", fontsize=8)
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    with open_own(path, "wb") as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=120)
 
 
 def bootstrap_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from mesotron.report.read import Run, read_run
 from mesotron.report.summary import Figure
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row, read_json
+from mesotron.runs.links import refuse_link
 
 RECORD = "tournament.json"
 CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
@@ -22,6 +23,7 @@ OPEN = ("waiting", "running")  # states of cells that are not over
 
 def render_tournament(folder: Path, live: float | None = None) -> str:
     record: Row = read_json(folder / RECORD)
+    refuse_link(folder / "cells")  # of a cell itself, `read_run` does
     names = [contender["name"] for contender in record["contenders"]]
     page = Page(
         title=f"{record['recipe']}: {len(names)} contenders",

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mesotron.runs.links import open_own
+
 TENSOR = "__tensor__"
 SHARD = "__shard__"  # a process's part of a sharded tensor
 TUPLE = "__tuple__"
@@ -25,14 +27,16 @@ PAIRS = "__pairs__"
 def save_state(folder: Path, name: str, tree: Any) -> None:
     tensors: dict[str, Tensor] = {}
     plain = take_tensors_out(tree, name, tensors)
-    (folder / f"{name}.json").write_text(json.dumps(plain))
+    with open_own(folder / f"{name}.json", "w") as file:
+        file.write(json.dumps(plain))
 
     if tensors:
         save_file(tensors, folder / f"{name}.safetensors")
 
 
 def load_state(folder: Path, name: str) -> Any:
-    plain = json.loads((folder / f"{name}.json").read_text())
+    with open_own(folder / f"{name}.json") as file:
+        plain = json.loads(file.read())
 
     path = folder / f"{name}.safetensors"
     tensors = load_file(path) if path.exists() else {}

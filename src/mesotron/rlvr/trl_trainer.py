@@ -13,7 +13,6 @@ compares every method that is used here with the supported versions of TRL.
 """
 
 import copy
-import json
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -77,6 +76,7 @@ from mesotron.rlvr.trl_arguments import (
     resolve_objective,
     set_loss,
 )
+from mesotron.runs.files import read_json
 from mesotron.sampling.graphs import GraphSampler, Sampling
 from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
@@ -1017,7 +1017,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         """TRL's sampler after as many shuffles as the resumed run has started epochs."""
         sampler = super()._get_train_sampler(dataset)
         if self.shuffle_dataset and self.resumed_from is not None:
-            state = json.loads((self.resumed_from / "trainer_state.json").read_text())
+            state = read_json(self.resumed_from / "trainer_state.json")
             for _ in range(int(state["epoch"])):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from mesotron.runs.links import open_own
+
 MANIFEST = "manifest.json"
 NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -93,7 +95,8 @@ def publish(draft: Path) -> None:
     """Write the manifest, sync everything to disk and rename the draft."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     listing = {str(path.relative_to(draft)): fingerprint(path) for path in files}
-    (draft / MANIFEST).write_text(json.dumps({"files": listing}, indent=2))
+    with open_own(draft / MANIFEST, "x") as file:
+        file.write(json.dumps({"files": listing}, indent=2))
 
     for path in [*files, draft / MANIFEST, draft]:
         sync(path)
@@ -121,8 +124,8 @@ def sync(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> dict[str, int | str]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with open_own(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
@@ -146,6 +149,8 @@ def damage(path: Path) -> str | None:
         listing = json.loads((path / MANIFEST).read_text())["files"]
         for name, expected in listing.items():
             file = path / name
+            if file.is_symlink():
+                return f"{file} is a symbolic link"
             if not file.is_file():
                 return f"{file} is missing"
 

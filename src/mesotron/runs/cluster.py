@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from mesotron.runs.links import open_own
 from mesotron.runs.workers import CommandPool, Job
 
 MAX_LOSSES = 3  # of one command, before it counts as the cause
@@ -125,7 +126,7 @@ class RemoteProcess:
                 self.lost = True
             except RayError as error:  # such as a folder that the node does not see
                 self.returncode = 1
-                with self._log.open("a") as log:
+                with open_own(self._log, "a") as log:
                     log.write(f"{error}\n")
 
             self.kill()
@@ -149,7 +150,7 @@ class Attendant:
     def run(self, command: list[str], log: Path, env: dict[str, str], folder: str) -> int:
         # Or a node that is cut off would go on writing to the run folder.
         die_too = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)
-        with log.open("ab") as output:
+        with open_own(log, "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, *command[1:]],
                 stdin=subprocess.DEVNULL,

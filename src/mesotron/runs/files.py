@@ -1,4 +1,7 @@
-"""JSON and JSON-lines files that survive a kill at any moment; NaN and Infinity are allowed."""
+"""JSON and JSON-lines files that survive a kill at any moment; NaN and Infinity are allowed.
+
+They are files of a run: opened without following links, unless the caller says that a link is fine.
+"""
 
 import json
 import math
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from mesotron.runs.links import open_draft, open_own
 
 Row = dict[str, Any]
 # Data may hold half of a surrogate pair, which UTF-8 cannot encode: write JSON's escape of it.
@@ -25,17 +30,20 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def append_row(path: Path, row: Row) -> None:
-    with naming(path), path.open("a", encoding="utf-8", errors=ESCAPED) as file:
+    with naming(path), open_own(path, "a", errors=ESCAPED) as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:
     """Every complete row of a file; none if there is no file."""
-    if not path.exists():
+    try:
+        with open_own(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
         return []
 
     rows: list[Row] = []
-    lines = path.read_bytes().split(b"\n")  # the last is empty, or torn, or lacks its line break
+    lines = data.split(b"\n")  # the last is empty, or torn, or lacks its line break
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -85,7 +93,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees the old text or the new one. One writer at a time:
     a run's lock sees to that."""
     draft = path.with_name(f".{path.name}.writing")
-    with naming(draft), draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
+    with naming(draft), open_draft(draft, errors=ESCAPED) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -97,10 +105,14 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Row:
+def read_json(path: Path, *, follow_links: bool = False) -> Row:
     """A file that holds a JSON object; ValueError names any other."""
+    open_file = open if follow_links else open_own
+    with open_file(path, "rb") as file:
+        data = file.read()
+
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 

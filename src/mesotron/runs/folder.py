@@ -34,6 +34,7 @@ from mesotron.runs.files import (
     write_json,
     write_whole,
 )
+from mesotron.runs.links import open_own, refuse_links
 
 log = logging.getLogger("mesotron")
 Stream = Literal["metrics", "events", "samples", "spectra"]
@@ -97,7 +98,7 @@ def nearest_existing(path: Path) -> Path:
 
 def try_lock(path: Path) -> IO[str] | None:
     """Lock a file until it is closed or its last holder ends; None if another process has it."""
-    file = path.open("w")
+    file = open_own(path, "a")  # which leaves what is in it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -130,10 +131,13 @@ class RunFolder:
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is not a run: it has no config.json; name a folder of runs/")
 
+        refuse_links(path)
+
     @classmethod
     def create(cls, path: Path, config: object, environment: Row) -> Self:
         """Make a new run folder; `runs/last` points at it from its first step on."""
         check_free(path)
+        refuse_links(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
         write_json(path / "config.json", to_plain(config))
@@ -182,7 +186,7 @@ class RunFolder:
 
     def load(self, name: str) -> Row | None:
         path = self.path / f"{name}.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path) if os.path.lexists(path) else None
 
     def finish(self, result: Row, report: Callable[[], str]) -> None:
         """Write how the run ended: numbers for tools first, then text for people."""

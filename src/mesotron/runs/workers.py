@@ -308,7 +308,9 @@ class CommandPool:
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
 
-        with log.open("ab") as output:
+        from mesotron.runs.links import open_own  # not above: a worker would start later
+
+        with open_own(log, "ab") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -371,7 +373,11 @@ def last_line(log: Path) -> str:
     if not log.is_file():
         return ""
 
-    tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+    from mesotron.runs.links import open_own
+
+    with open_own(log, "rb") as file:
+        tail = file.read()[-LOG_TAIL:].decode(errors="replace")
+
     return tail.rstrip().rpartition("\n")[2].strip()
 
 

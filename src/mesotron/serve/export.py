@@ -18,7 +18,7 @@ from mesotron.models.names import SHIPPED, locate
 from mesotron.models.variables import set_library_variables
 from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
-from mesotron.runs.files import printable
+from mesotron.runs.files import printable, write_whole
 from mesotron.runs.folder import check_free
 from mesotron.runs.markdown import fill_template, make_table
 from mesotron.runs.process import go_offline_without_network
@@ -59,7 +59,7 @@ def run(config: ExportConfig) -> int:
         write_weights(subject, config.dtype, out)
 
     title = config.push or (config.out or run.path).resolve().name
-    (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
+    write_whole(out / "README.md", model_card(run, title, whole))
     print(f"model: {out}; load with {load_line(str(out), whole)}")
 
     if converter is not None:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from mesotron.config import PolicyConfig, WorldConfig
 from mesotron.config.base import from_plain, to_plain
 from mesotron.rlvr.state import load_state, own_memory, save_state
-from mesotron.runs.checkpoints import newest_whole, prune, writing
+from mesotron.runs.checkpoints import newest_whole, outside, prune, writing
 from mesotron.runs.files import read_json
+from mesotron.runs.links import open_own, refuse_links
 from mesotron.vla.policy import Body, Policy
 from mesotron.vla.towers import LanguageTower, VisionTower
 
@@ -63,7 +64,9 @@ def save_policy(
         "execute": execute,
     }
 
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2))
+    with open_own(folder / DESCRIPTION, "w") as file:
+        file.write(json.dumps(description, indent=2))
+
     for part in (policy.vision, policy.language):
         if isinstance(part, VisionTower | LanguageTower):
             part.save_description(folder)
@@ -71,6 +74,9 @@ def save_policy(
 
 def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
     """Load a policy from a checkpoint, or from the newest complete one of a run folder."""
+    if (outside(path) / "checkpoints").is_dir():
+        refuse_links(outside(path))
+
     folder = path
     if not (path / DESCRIPTION).is_file():
         newest, damaged = newest_whole(path / "checkpoints")
@@ -88,7 +94,7 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
         folder = newest.path
 
     source = str(folder / DESCRIPTION)
-    description = read_json(folder / DESCRIPTION)
+    description = read_json(folder / DESCRIPTION, follow_links=True)
     try:
         config = from_plain(PolicyConfig, description["policy"], source)
         body = Body(**{**description["body"], "cameras": tuple(description["body"]["cameras"])})

@@ -27,6 +27,7 @@ from mesotron.config.base import from_plain, to_plain
 from mesotron.runs.console import LiveView, SafeConsole
 from mesotron.runs.extras import require
 from mesotron.runs.files import read_json, write_json
+from mesotron.runs.links import open_draft
 from mesotron.runs.trust import check_trusted, code_names
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
 from mesotron.vla.rollout import simulation_pool
@@ -461,7 +462,9 @@ def _pack_scenes(recordings: Sequence[RecordedDemo]) -> Arrays:
 
 def write_shard(path: Path, arrays: Arrays) -> None:
     draft = path.with_name(f".{path.stem}.writing.npz")
-    np.savez_compressed(draft, **arrays)  # pyright: ignore[reportArgumentType]
+    with open_draft(draft, "xb") as file:
+        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+
     draft.replace(path)
 
 
@@ -475,7 +478,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with mesotron vla demos")
 
-    manifest = read_json(path)
+    manifest = read_json(path, follow_links=True)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, not {FORMAT!r}")
 

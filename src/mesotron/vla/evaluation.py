@@ -17,6 +17,7 @@ from mesotron.runs.checkpoints import outside
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require
 from mesotron.runs.files import write_json
+from mesotron.runs.links import make_own_folder, open_own
 from mesotron.runs.markdown import make_table
 from mesotron.runs.trust import check_trusted, code_names
 from mesotron.vla.checkpoint import Saved, load_policy
@@ -55,7 +56,11 @@ def run(config: VlaEvalConfig) -> int:
     console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
     console.print(as_table(results))
     out = config.out or outside(config.run) / "eval"
-    out.mkdir(parents=True, exist_ok=True)
+    if config.out is None:
+        make_own_folder(out)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+
     write_json(out / "evaluation.json", {name: x.to_json() for name, x in results.items()})
 
     if config.gifs:
@@ -163,7 +168,7 @@ def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
     require("vla", ["PIL"], "--gifs")
     from PIL import Image
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder)
     success = {(episode.task, episode.seed): episode.success for episode in result.episodes}
 
     paths = []
@@ -173,7 +178,9 @@ def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
         first, *rest = map(Image.fromarray, frames)
         durations = [FRAME_MILLISECONDS] * len(rest) + [LAST_FRAME_MILLISECONDS]
 
-        first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)
+        with open_own(path, "wb") as file:
+            first.save(file, "gif", save_all=True, append_images=rest, duration=durations, loop=0)
+
         paths.append(path)
 
     return paths

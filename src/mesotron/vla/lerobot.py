@@ -34,7 +34,7 @@ Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, imag
 
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
-    info = read_json(folder / INFO)
+    info = read_json(folder / INFO, follow_links=True)
     check_readable(folder, info)
 
     paths = sorted((folder / "data").glob("*/*.parquet"))

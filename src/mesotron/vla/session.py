@@ -18,7 +18,7 @@ from mesotron.config import VlaTrainConfig, WorldConfig
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
 from mesotron.runs.console import LiveView, SafeConsole, print_line
-from mesotron.runs.files import last_value
+from mesotron.runs.files import last_value, write_whole
 from mesotron.runs.markdown import fill_template, training_table
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import plan_new, plan_resume
@@ -84,7 +84,7 @@ def train(config: VlaTrainConfig) -> int:
 
     console.print(summary)
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
-        (run.path / "routing.txt").write_text(table.to_text(full=True))
+        write_whole(run.path / "routing.txt", table.to_text(full=True))
         if plan.checkpoint is not None:
             checkpoint.restore(trainer, plan.checkpoint.path, plan.checkpoint.step)
 

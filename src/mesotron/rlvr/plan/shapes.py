@@ -70,7 +70,7 @@ def find_shape(name: str) -> Shape | None:
     for folder in _folders_of(name):
         file = folder / "config.json"
         if file.is_file():
-            return _shape_in(read_json(file))
+            return _shape_in(read_json(file, follow_links=True))
 
     plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
     if plain == "smollm2":

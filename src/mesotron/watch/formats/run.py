@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mesotron.runs.links import refuse_links
 from mesotron.watch.formats.jsonl import JsonLines
 from mesotron.watch.reader import log_format
 
@@ -18,4 +19,10 @@ class RunMetrics(JsonLines):
     @classmethod
     def run_files(cls, folder: Path) -> list[Path]:
         file = folder / "metrics.jsonl"
-        return [file] if file.is_file() else []
+        if not file.is_file():
+            return []
+
+        if (folder / "config.json").is_file() and (folder / "env.json").is_file():
+            refuse_links(folder)
+
+        return [file]
