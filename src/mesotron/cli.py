@@ -12,8 +12,9 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import MISSING, Field, fields, replace
+from functools import partial
+from inspect import cleandoc
 from pathlib import Path
 from pkgutil import resolve_name as load
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -22,7 +23,16 @@ import tyro
 
 from mesotron import __version__, config
 from mesotron.config import aliases
-from mesotron.config.base import describe_type, flags_of, from_plain, suggest, unchecked, validate
+from mesotron.config.base import (
+    Config,
+    describe_type,
+    flags_of,
+    from_plain,
+    help_text,
+    suggest,
+    unchecked,
+    validate,
+)
 from mesotron.config.flags import read_table, short_help
 from mesotron.config.train import LanguageRunConfig
 from mesotron.config.words import Words, sort_words
@@ -34,8 +44,6 @@ from mesotron.runs.resume import eval_defaults, settings_to_resume
 from mesotron.runs.trust import code_names, search_working_folder
 
 C = TypeVar("C")
-# None is said by leaving a flag out. Help is in docstrings: comments need not be searched for it.
-MARKERS = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
 
 
 class UsageError(ValueError):
@@ -264,10 +272,9 @@ def show_help(
     """Print the help of a command; flags beside --help change the defaults that it shows."""
     default = find_default(config_type, args, prog, presets)
     if "--help-all" in args or not issubclass(config_type, LanguageRunConfig):
+        about = cleandoc(config_type.__doc__)
         if presets:
-            about = f"{config_type.__doc__}\n\n{presets.describe(True)}"
-        else:
-            about = None
+            about += f"\n\n{presets.describe(True)}"
 
         run_tyro(config_type, ["--help"], prog, default, about)
 
@@ -285,7 +292,7 @@ def find_default(
         return None
 
     with unchecked():
-        return read_config(config_type, given, prog, presets, for_help=True)
+        return read_config(config_type, given, prog, presets)
 
 
 def common_help(config_type: Any, prog: str, default: Any, presets: Presets | None) -> str:
@@ -333,88 +340,79 @@ def read_config(
     args: Sequence[str],
     prog: str,
     presets: Presets | None,
-    for_help: bool = False,
 ) -> Any:
-    """Parse twice: first for what names the defaults, then over these."""
-    words = sort_words(arguments_type(config_type), args)
-    given = run_tyro(config_type, list(words), prog)
-    table = read_toml(config_type, given.config)
+    """Sort the words, find the defaults that they name, and let tyro read the values."""
+    words = sort_words(config_type, args)
+    file = words.take("--config")
+    table = read_toml(config_type, file)
 
-    base = base_of(config_type, given, table, presets)
+    base = base_of(config_type, words, table, presets)
     default = base
     if table:
-        default = from_plain(config_type, table, str(given.config), base)
+        default = from_plain(config_type, table, str(file), base)
 
-    if default is None:
-        made = given
-    else:
-        made = run_tyro(config_type, list(words), prog, default)
+    is_vouched_for = names_own_code(config_type, words, base, default)
+    if default is not None:
+        add_trl_defaults(words, default)
 
-    made = make(config_type, made)
-
-    is_resumed = getattr(given, "resume", None) is not None
-    if presets and presets.adapt and not is_resumed:
+    made = run_tyro(config_type, list(words), prog, default)
+    if presets and presets.adapt and "--resume" not in words.flags:
         made = presets.adapt(made, chosen_settings(config_type, words, table))
 
-    if default is None or for_help:
-        return made
-
-    return with_own_code(with_trl_options(made, given, default), given, default, base, table)
+    return replace(made, trust=True) if is_vouched_for else made
 
 
-def read_toml(config_type: Any, path: Path | None) -> dict[str, Any]:
+def read_toml(config_type: Any, path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
         raise UsageError(f"{path} is not valid TOML: {error}") from error
 
-    return read_table(config_type, table, str(path))
+    return read_table(config_type, table, path)
 
 
 def base_of(
-    config_type: Any, given: Any, table: Mapping[str, Any], presets: Presets | None
+    config_type: Any, words: Words, table: Mapping[str, Any], presets: Presets | None
 ) -> Any | None:
     """The settings of the run to resume, or of the preset; None if there is neither."""
-    if getattr(given, "resume", None) is not None:
-        return settings_to_resume(config_type, given.resume)
+    if "--resume" in words.flags:
+        return settings_to_resume(config_type, Path(words.flags["--resume"][0]))
     if presets is None:
         return None
 
     item = next(item for item in fields(config_type) if item.metadata.get("positional"))
-    name = getattr(given, item.name)
-    if name == item.default:
-        name = table.get(item.name, name)
+    name = table.get(item.name, item.default)
+    if words.positional:
+        name = words.positional[0]
     if not isinstance(name, str):
-        raise UsageError(f"{given.config}: {item.name} = {name!r:.80} is not a name")
+        raise UsageError(f"{item.name} = {name!r:.80} is not a name")
 
-    if name == item.default and presets.for_data and gives_own_data(given.task, table):
+    if name == item.default and presets.for_data and gives_own_data(words, table):
         name = presets.for_data
 
     return presets.make(name)
 
 
-def gives_own_data(given: config.TaskConfig, table: Mapping[str, Any]) -> bool:
+def gives_own_data(words: Words, table: Mapping[str, Any]) -> bool:
     task = table.get("task", {})
+    name = task.get("name", config.TaskConfig.name)
+    data = task.get("data", ())
 
-    if given.name != config.TaskConfig.name:
-        name = given.name
-    else:
-        name = task.get("name", given.name)
+    if "--task" in words.flags:
+        (name,) = words.flags["--task"]
+    if "--data" in words.flags:
+        data = words.flags["--data"]
 
-    data = given.data or task.get("data", ())
-    return config.TaskConfig(name=name, data=data).has_own_data
+    return config.TaskConfig(name=name, data=tuple(data)).has_own_data
 
 
 def chosen_settings(config_type: Any, words: Words, table: Mapping[str, Any]) -> set[str]:
     """Dotted names of what the command line or the TOML file sets."""
     flags = flags_of(config_type)
-    chosen = set()
-    for flag in words.typed:
-        if flag in flags:
-            chosen.add(flags[flag].path)
+    chosen = {flags[flag].path for flag in words.typed}
 
     for section, values in table.items():
         if isinstance(values, Mapping):
@@ -423,116 +421,111 @@ def chosen_settings(config_type: Any, words: Words, table: Mapping[str, Any]) ->
     return chosen
 
 
-def with_trl_options(made: Any, given: Any, default: Any) -> Any:
+def add_trl_defaults(words: Words, default: Any) -> None:
     """Options of TRL add to those of the defaults; the last of a name counts."""
-    if not getattr(given, "trl", ()):
-        return made
+    if "--trl" in words.flags:
+        texts = [*default.trl, *words.flags["--trl"]]
+        options = {text.partition("=")[0]: text for text in texts}
+        words.flags["--trl"] = list(options.values())
 
-    options = {text.partition("=")[0]: text for text in (*default.trl, *given.trl)}
-    return replace(made, trl=tuple(options.values()))
 
+def names_own_code(config_type: Any, words: Words, base: Any | None, default: Any | None) -> bool:
+    """Whether the code that a run to resume names is named by the user again, who so trusts it.
 
-def with_own_code(
-    made: Any, given: Any, default: Any, base: Any | None, table: Mapping[str, Any]
-) -> Any:
-    """Trust code that the command line or the user's file names: it is the user's own."""
+    What the command line or the user's file names is the user's own: the working folder is searched
+    for it.
+    """
     saved = [] if base is None else code_names(base)
-    own = set(code_names(given))
-    if table:
+    own = set()
+    if default is not base:
         own |= set(code_names(default)).difference(saved)
+
+    for flag, setting in flags_of(config_type).items():
+        if setting.field.metadata.get("is_code"):
+            own |= {word for word in words.flags.get(flag, []) if ":" in word}
 
     if own:
         search_working_folder()
 
-    if saved and own.issuperset(saved):
-        return replace(made, trust=True)
-
-    return made
+    return bool(saved) and own.issuperset(saved)
 
 
 # tyro
 
-
-@cache
-def arguments_type(config_type: Any) -> Any:
-    """The config as tyro gets it: with short flags and positional fields, and `--config`."""
-    about = tyro.conf.arg(help="TOML file with other defaults; flags win over it.")
-    types, values = annotate(config_type)
-    types["config"] = Annotated[Path | None, about]
-    values["config"] = None
-
-    return derive(config_type, types, values)
+REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
-def annotate(config_type: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Types, and defaults, of the fields that tyro should treat in another way than usual."""
-    hints = get_type_hints(config_type)
-    types: dict[str, Any] = {}
-    values: dict[str, Any] = {}
+@REGISTRY.struct_rule
+def describe_config(
+    info: tyro.constructors.StructTypeInfo,
+) -> tyro.constructors.StructConstructorSpec | None:
+    """A config as tyro sees it: fields with their flags and help, and where each is typed."""
+    kind = info.type
+    if not (isinstance(kind, type) and issubclass(kind, Config)):
+        return None
 
-    for item in fields(config_type):
-        kind = hints[item.name]
-        if is_dataclass(kind):
-            types[item.name] = derive(kind, *annotate(kind))
-            section = make(types[item.name], item.default)
-            values[item.name] = field(default=section)
-        elif item.metadata.get("positional"):
-            shown = tyro.conf.arg(metavar=item.name.upper())
-            types[item.name] = Annotated[kind, tyro.conf.Positional, shown]
-            values[item.name] = field(default=item.default, metadata=item.metadata)
-        elif flag := item.metadata.get("flag"):
-            types[item.name] = Annotated[kind, tyro.conf.arg(name=flag, prefix_name=False)]
-            values[item.name] = field(default=item.default, metadata=item.metadata)
-
-    return types, values
-
-
-def derive(config_type: Any, types: dict[str, Any], values: dict[str, Any]) -> Any:
-    members = {
-        "__doc__": config_type.__doc__,
-        "__module__": __name__,
-        "__annotations__": types,
-    }
-    derived = type(config_type.__name__, (config_type,), members | values)
-    return dataclass(frozen=True, kw_only=True)(derived)
-
-
-def make(kind: type[C], values: Any) -> C:
-    """A config as another type with the same fields: as tyro gets it, or back."""
     hints = get_type_hints(kind)
-    given = {item.name for item in fields(values)}
-    made: dict[str, Any] = {}
+    values = info.default if isinstance(info.default, kind) else None
+    specs = []
 
     for item in fields(kind):  # type: ignore[arg-type]
-        if item.name in given:
-            value = getattr(values, item.name)
-            made[item.name] = make(hints[item.name], value) if is_dataclass(value) else value
+        default = item.default if values is None else getattr(values, item.name)
+        spec = tyro.constructors.StructFieldSpec(
+            name=item.name,
+            type=annotate(hints[item.name], item),
+            default=tyro.MISSING_NONPROP if default is MISSING else default,
+            helptext=partial(help_text, kind, item.name),
+        )
+        specs.append(spec)
 
-    return kind(**made)
+    if kind.prefix:
+        return tyro.constructors.StructConstructorSpec(kind, tuple(specs))
+
+    def without_file(config: Path | None, **values: Any) -> Any:
+        return kind(**values)
+
+    return tyro.constructors.StructConstructorSpec(without_file, (*specs, FILE))
+
+
+FILE = tyro.constructors.StructFieldSpec(
+    name="config",
+    type=Path | None,  # type: ignore[arg-type]
+    default=None,
+    helptext="TOML file with other defaults; flags win over it.",
+)
+
+
+def annotate(kind: Any, item: Field[Any]) -> Any:
+    """The type of a field, with where it stands on a command line."""
+    if item.metadata.get("positional"):
+        shown = tyro.conf.arg(metavar=item.name.upper())
+        return Annotated[kind, tyro.conf.Positional, shown]
+    if flag := item.metadata.get("flag"):
+        return Annotated[kind, tyro.conf.arg(name=flag, prefix_name=False)]
+
+    return kind
 
 
 def run_tyro(
-    config_type: Any, args: list[str], prog: str, default: Any = None, about: str | None = None
+    config_type: Any, args: list[str], prog: str, default: Any = None, about: str = ""
 ) -> Any:
     """Parse with tyro; its error boxes become one sentence."""
-    arguments = arguments_type(config_type)
-    options = {} if default is None else {"default": make(arguments, default)}
-
     with redirect_stderr(io.StringIO()) as box:
         try:
             made, unknown = tyro.cli(
-                arguments,
+                config_type,
                 args=args,
                 prog=prog,
                 description=about,
+                default=tyro.MISSING_NONPROP if default is None else default,
                 return_unknown_args=True,
-                config=MARKERS,
-                **options,
+                config=[tyro.conf.DisallowNone],  # None is said by leaving a flag out
+                registry=REGISTRY,
             )
         except SystemExit as stop:
             if not stop.code:
                 raise  # help
-            raise UsageError(f"{explain(box.getvalue(), args, arguments)}; see --help") from None
+            raise UsageError(f"{explain(box.getvalue(), args, config_type)}; see --help") from None
 
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}; see {prog} --help")
@@ -540,7 +533,7 @@ def run_tyro(
     return made
 
 
-def explain(box: str, args: Sequence[str], arguments: Any) -> str:
+def explain(box: str, args: Sequence[str], config_type: Any) -> str:
     """The message in tyro's box: by the value of the flag that is wrong and what belongs there."""
     lines = [line.strip("│ ") for line in box.splitlines()[1:-1]]
     message = " ".join(" ".join(lines).split())
@@ -550,7 +543,7 @@ def explain(box: str, args: Sequence[str], arguments: Any) -> str:
         return f"{missing[1]} needs {missing[2]}"
 
     match = re.search(r"(?:Error parsing |argument ')(--[\w.-]+)", message)
-    setting = flags_of(arguments).get(match[1]) if match else None
+    setting = flags_of(config_type).get(match[1]) if match else None
     if setting is None:
         return message
 

@@ -6,14 +6,18 @@ help text. Bounds are in the types of `types`; what depends on several fields go
 resumed runs share them. The standard library only.
 """
 
+import ast
 import difflib
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -104,6 +108,24 @@ def flags_of(config_type: Any, prefix: str = "") -> dict[str, Setting]:
             flags[flag] = Setting(path, flag, item, kind)
 
     return flags
+
+
+@cache
+def help_text(config_type: Any, name: str) -> str | None:
+    """The string under a field, as one paragraph."""
+    for kind in config_type.__mro__:
+        if name not in vars(kind).get("__annotations__", {}):
+            continue
+
+        body = ast.parse(dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+        for statement, below in pairwise(body):
+            is_field = (
+                isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name
+            )
+            if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                return " ".join(str(below.value.value).split())
+
+    return None
 
 
 def spell(name: str, value: Any) -> str:

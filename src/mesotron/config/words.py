@@ -13,12 +13,16 @@ command passes on to the runs it starts. Values are tyro's business.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mesotron.config.aliases import SETTINGS, upgrade_names
 from mesotron.config.base import Setting, describe_type, flags_of
 from mesotron.config.flags import PASSED_ON, find_setting, passed_on_by, suggest_flag
 from mesotron.config.train import TrainConfig
+
+# The TOML file that every command reads defaults from.
+FILE = Setting("config", "--config", field(default=None), Path)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -63,6 +67,10 @@ class Words:
             else:
                 yield flag
                 yield from values
+
+    def take(self, flag: str) -> str | None:
+        """The value of a flag, which is no longer among the words."""
+        return self.flags.pop(flag, [None])[0]
 
     @property
     def typed(self) -> set[str]:
@@ -117,7 +125,7 @@ def split_options(args: Sequence[str]) -> list[Option]:
 
 def add_setting(config_type: Any, option: Option, words: Words) -> bool:
     """Whether the option is a setting of the command, by its flag or its place in the config."""
-    setting = find_setting(config_type, option.name)
+    setting = FILE if option.name == "config" else find_setting(config_type, option.name)
     positive = find_setting(config_type, re.sub(r"(^|\.)no-", r"\1", option.name.replace("_", "-")))
 
     if setting is None and positive is not None and positive.is_switch:
