@@ -7,10 +7,11 @@ It keeps a track for each metric and counts rows for each detector; every rule i
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from mesotron.config import WatchSettings
 from mesotron.watch.detectors import (
@@ -65,6 +66,18 @@ NOTHING = 1e-9
 # Of a silent batch, the update is zero, or that of the KL term: no measure of what is usual.
 OF_THE_UPDATE = ("grad_norm", "update_rms", "dead_blocks")
 RUNTIME = re.compile(r"eval[/_].+_runtime")  # TRL logs it for each problem set
+MOST_SHAPES = 256  # sets of names of rows, each with the cases that it is about
+
+
+class DueCases(NamedTuple):
+    """A detector that a row is about."""
+
+    detector: Detector
+    cases: list[int]  # that the row is about
+    possible: list[int]  # of these, those whose metrics are logged
+
+
+Needed = tuple[Symptom, Track, float]  # a symptom, where to look, and the required standard errors
 
 
 @dataclass
@@ -103,6 +116,8 @@ class Engine:
         self.counts: dict[str, Counts] = {}
         self.step = -1
         self._triggers: dict[str, list[set[str]]] = {}
+        self._due: dict[frozenset[str], list[DueCases]] = {}
+        self._tracked: set[str] = set()  # metrics that `_due` knows to be logged
         self._own_names: list[str] = []  # of the user's detectors
 
         for detector in self.detectors:
@@ -133,8 +148,8 @@ class Engine:
 
         self._set_trials(numbers, values)
         events: list[Event] = []
-        for detector in self.detectors:
-            events += self._check(detector, values.keys())
+        for due in self._cases_due(frozenset(values)):
+            events += self._check(due)
 
         return events
 
@@ -213,11 +228,7 @@ class Engine:
     def window(self, metric: str, scale: int = 0) -> TrackWindow | None:
         """The short (0) to long window of a metric; None until it is full."""
         track = self.tracks.get(metric)
-        if track is None:
-            return None
-
-        longest = len(track.sizes) - 1
-        return track.window(min(scale, longest))
+        return None if track is None else track.window(scale)
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
@@ -231,19 +242,49 @@ class Engine:
 
     # Detectors
 
-    def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
+    def _cases_due(self, fresh: frozenset[str]) -> list[DueCases]:
+        """The detectors that a row with these metrics is about, with their cases."""
+        if self._tracked != self.tracks.keys() or len(self._due) > MOST_SHAPES:
+            self._tracked = set(self.tracks)
+            self._due = {}
+
+        if fresh not in self._due:
+            self._due[fresh] = [*self._find_due(fresh)]
+
+        return self._due[fresh]
+
+    def _find_due(self, fresh: frozenset[str]) -> Iterator[DueCases]:
+        for detector in self.detectors:
+            count = self.counts[detector.name]
+            triggers = self._triggers[detector.name]
+            due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
+
+            possible = []
+            for k in due:
+                if self._needed(detector.cases[k], WARN) is not None:
+                    possible.append(k)
+                else:
+                    count.present[k] = 0
+                    count.fatal[k] = 0
+
+            if due:
+                yield DueCases(detector, due, possible)
+
+    def _check(self, due: DueCases) -> list[Event]:
         """Count this row for or against each case of a detector; return an event on a change."""
-        triggers = self._triggers[detector.name]
-        due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
-        for k in due:
+        detector = due.detector
+        for k in due.possible:
             event = self._count(detector, k)
             if event is not None:
                 return [event]
 
-        if not due or self.counts[detector.name].severity == "clear":
+        if self.counts[detector.name].severity == "clear":
             return []
 
-        is_sparse_case = any(is_sparse(name) and name != "nonfinite" for name in triggers[due[0]])
+        triggers = self._triggers[detector.name]
+        is_sparse_case = any(
+            is_sparse(name) and name != "nonfinite" for name in triggers[due.cases[0]]
+        )
         return self._count_quiet(detector, is_sparse_case)
 
     def _count(self, detector: Detector, k: int) -> Event | None:
@@ -323,27 +364,34 @@ class Engine:
 
     def _scale_of(self, case: Case, caution: float) -> int | None:
         """The window in which all symptoms of a case are present, if there is one."""
+        needed = self._needed(case, caution)
+        if needed is None:
+            return None
+
         for scale in range(len(WINDOWS)):
-            if self._is_shown(case, scale, caution):
+            if are_present(needed, scale):
                 return scale
+
         return None
 
     def _is_shown(self, case: Case, scale: int, caution: float) -> bool:
-        return all(self._is_present(symptom, scale, caution) for symptom in case)
+        needed = self._needed(case, caution)
+        return needed is not None and are_present(needed, scale)
 
-    def _is_present(self, symptom: Symptom, scale: int, caution: float) -> bool:
-        track = self.tracks.get(symptom.metric)
-        if track is None:
-            return symptom.optional or symptom.moved == "absent"
-        if symptom.moved == "absent":
-            return False
-
-        window = self.window(symptom.metric, scale)
-        if window is None:
-            return False
-
+    def _needed(self, case: Case, caution: float) -> list[Needed] | None:
+        """What the symptoms of a case are looked for in; None if a metric is not logged that one of
+        them needs, or is logged that must be absent."""
         noise = self.settings.noise * caution
-        return symptom.is_present(window, noise * length_factor(track))
+        needed = []
+        for symptom in case:
+            track = self.tracks.get(symptom.metric)
+            if track is not None and symptom.moved != "absent":
+                required = noise * length_factor(track.num_seen, track.sparse)
+                needed.append((symptom, track, required))
+            elif track is not None or not (symptom.optional or symptom.moved == "absent"):
+                return None
+
+        return needed
 
     # Events
 
@@ -627,12 +675,23 @@ def trigger_of(case: Case) -> set[str]:
     return sparse or metrics
 
 
-def length_factor(track: Track) -> float:
+@lru_cache(maxsize=65536)
+def length_factor(num_seen: int, is_sparse: bool) -> float:
     """The required share of the noise setting, which grows with the length of the run."""
-    growth = math.log(track.num_seen)
-    if track.sparse:
+    growth = math.log(num_seen)
+    if is_sparse:
         return SPARSE_BASE + SPARSE_GROWTH * growth
-    return ROW_BASE + ROW_GROWTH * growth + FEW / track.num_seen
+    return ROW_BASE + ROW_GROWTH * growth + FEW / num_seen
+
+
+def are_present(needed: Sequence[Needed], scale: int) -> bool:
+    """Whether the windows of one size show every symptom."""
+    for symptom, track, noise in needed:
+        window = track.window(scale)
+        if window is None or not symptom.is_present(window, noise):
+            return False
+
+    return True
 
 
 def is_sparse(name: str) -> bool:

@@ -157,8 +157,10 @@ class TrackWindow:
         self.size = size
         self.now = 0.0
         self.best: float | None = None  # the highest level so far
+        self._references: dict[Since, Reference] = {}  # since the last value
 
     def refresh(self) -> None:
+        self._references = {}
         self.now = trimmed_mean(self.track.recent[-self.size :])
         if self.best is None:
             self.best = self.now
@@ -187,6 +189,14 @@ class TrackWindow:
         return error * TRIMMED_ERROR
 
     def _reference(self, since: Since) -> Reference:
+        reference = self._references.get(since)
+        if reference is None:
+            reference = self._find_reference(since)
+            self._references[since] = reference
+
+        return reference
+
+    def _find_reference(self, since: Since) -> Reference:
         track = self.track
         if since in ("usual", "high"):
             return self._recent_reference(since)
@@ -244,6 +254,8 @@ class Track:
         else:
             self.sizes = tuple(window * k for k in WINDOWS)
 
+        self.sparse = window == 1
+        self.longest = len(self.sizes) - 1
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
@@ -297,14 +309,12 @@ class Track:
         self.start = trimmed_mean(self.first) if is_complete else None
 
     def window(self, scale: int) -> TrackWindow | None:
-        """The short (0) to the long (-1) window; None until it is full."""
-        if len(self.recent) < self.sizes[scale]:
+        """The short (0) to the long window; None until it is full."""
+        window = self.windows[min(scale, self.longest)]
+        if len(self.recent) < window.size:
             return None
-        return self.windows[scale]
 
-    @property
-    def sparse(self) -> bool:
-        return self.sizes[0] == 1
+        return window
 
     @property
     def floor(self) -> float:
@@ -453,6 +463,9 @@ class Symptom:
         if self.moved == "down":
             return self._is_down(window, reference, noise)
 
+        if window.now <= reference:
+            return False
+
         required = self._relative(window, reference)
         return self._exceeds(window, reference, required, noise)
 
@@ -494,6 +507,9 @@ class Symptom:
         return window.now - before > noise * window.standard_error(self.since)
 
     def _is_down(self, window: TrackWindow, reference: float, noise: float) -> bool:
+        if window.now >= reference:
+            return False
+
         required = self.by * (reference - window.track.floor)
 
         # A long window lags behind a rise and remembers what is over.
