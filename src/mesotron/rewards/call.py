@@ -17,11 +17,12 @@ from mesotron.config.base import suggest
 from mesotron.config.registry import REWARDS
 from mesotron.rewards.own import OwnReward, Scores, ToScore, try_own
 from mesotron.rewards.registry import Judged
-from mesotron.tasks.problem import Problem
+from mesotron.tasks.problem import Problem, digest, own_row
 
 log = logging.getLogger("mesotron")
 
 HUGE = 1e30
+MAX_WORDS = 20_000  # of a text that are given to the reward as tokens
 MAX_UNSCORED = 3  # calls at the start without one reward, after which a run stops
 
 
@@ -151,6 +152,22 @@ def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
         [1.1, 0.1, 0.0]
     """
     return Reward(config, judge, max_tokens)
+
+
+def score_texts(reward: Reward, texts: Sequence[str], problems: Sequence[Problem]) -> Scores:
+    """The reward of texts that no model wrote; their words stand for tokens."""
+    return reward(
+        texts,
+        [word_ids(text) for text in texts],
+        [problem.gold for problem in problems],
+        [False] * len(texts),
+        [own_row(problem) for problem in problems],
+    )
+
+
+def word_ids(text: str) -> list[int]:
+    """Words as tokens, without a tokenizer."""
+    return [digest(word) % 50_000 for word in text.split()[:MAX_WORDS]]
 
 
 def as_reward_function(reward: Reward) -> Callable[..., Scores]:

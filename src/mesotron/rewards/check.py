@@ -15,20 +15,20 @@ from mesotron.answers.facts import Judge
 from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
 from mesotron.config import RewardCheckConfig, RewardConfig
-from mesotron.rewards.call import Reward, make_reward
+from mesotron.rewards.call import Reward, make_reward, word_ids
 from mesotron.rewards.cheats import HOSTILE, Cheat, cheats, spellings
+from mesotron.rewards.constant import explain_constant
 from mesotron.rewards.own import MissingColumn, Scores
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.tasks.gym import OutOfTime, cpu_limit, regrade
 from mesotron.tasks.load import load_task
-from mesotron.tasks.problem import Problem, digest, own_row, ranked
+from mesotron.tasks.problem import Problem, own_row, ranked
 
 GOLD_FAILS = 0.05  # largest share of golds that may earn less than half of the reward
 SLOW = 0.25  # seconds per completion
 EQUAL = 1e-9  # a smaller spread inside a group is none
 MORE = 0.1  # by which a wrong answer has to earn more than "shuffled gold" to be named again
 GROUP = 8  # completions per prompt in the estimate of silent groups
-MAX_WORDS = 20_000  # of a text that are given to the reward as tokens
 
 
 @dataclass
@@ -38,6 +38,7 @@ class CheckResult:
     gold_failures: list[str] = field(default_factory=list)  # problems whose gold earns too little
     earned: dict[str, tuple[float, float]] = field(default_factory=dict)  # cheat: mean and share
     findings: list[str] = field(default_factory=list)  # a sentence for each problem; empty if sound
+    unknown: str = ""  # why nothing can be said, if so
     seconds: float = 0.0  # per completion
     values: int = 0  # different rewards seen
     spread: float | None = None  # mean standard deviation inside groups of the model's samples
@@ -74,11 +75,6 @@ class TimedReward:
         self.seconds += time.perf_counter() - began
         self.calls += len(texts)
         return scores
-
-
-def word_ids(text: str) -> list[int]:
-    """Words as tokens, without a tokenizer."""
-    return [digest(word) % 50_000 for word in text.split()[:MAX_WORDS]]
 
 
 def check(
@@ -158,7 +154,7 @@ def check_cheats(result: CheckResult, call: TimedReward, problems: Sequence[Prob
 
     result.values = len(values)
     if result.values < 2:
-        result.findings.append("it is constant: every answer gets the same")
+        explain_equal_rewards(result, call, problems[0])
         return
 
     worst = min(means.values())
@@ -172,6 +168,17 @@ def check_cheats(result: CheckResult, call: TimedReward, problems: Sequence[Prob
         result.findings += describe_cheats(tried, result.earned)
     elif means["very long"] > max(means["empty"], means["copied prompt"]):
         result.findings.append("length earns (very long beats the other texts)")
+
+
+def explain_equal_rewards(result: CheckResult, call: TimedReward, problem: Problem) -> None:
+    """Without a gold answer, equal rewards prove nothing: a right answer was never tried."""
+    why = explain_constant(call, problem)
+    if result.gold is None:
+        result.unknown = why or ""
+        return
+
+    sentence = "it is constant: every answer gets the same"
+    result.findings.append(f"{sentence}; {why}" if why else sentence)
 
 
 def describe_cheats(tried: Sequence[Cheat], earned: dict[str, tuple[float, float]]) -> list[str]:
@@ -251,7 +258,8 @@ def mean_of(scores: Sequence[float | None]) -> float:
 
 
 def run(config: RewardCheckConfig) -> int:
-    """`mesotron check`: 0 for a sound reward, 1 if a cheat earns or the reward fails."""
+    """`mesotron check`: 0 for a sound reward, 1 if a cheat earns, the reward fails or
+    nothing can be said."""
     task = load_task(config.task)
     problems = ranked(task.train, config.seed)[: config.rows]
     settings = RewardConfig(parts=config.rewards, weights=config.weights)
@@ -268,7 +276,7 @@ def run(config: RewardCheckConfig) -> int:
         result = check(reward, problems, limit=config.limit, samples=samples)
 
     show(result, " + ".join(config.rewards), len(problems))
-    return 1 if result.findings else 0
+    return 1 if result.findings or result.unknown else 0
 
 
 def sample(
@@ -303,13 +311,13 @@ def show(result: CheckResult, name: str, rows: int) -> None:
     table.add_column("mean reward", justify="right")
     table.add_column("of gold's", justify="right")
 
-    if result.gold is not None:
+    if result.gold is not None and result.values > 1:
         table.add_row("gold", f"{result.gold:.3f}", "100%")
 
     for cheat, (mean, share) in result.earned.items():
         table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
 
-    if table.rows:  # else it failed at once
+    if table.rows:  # else it failed at once, or is constant
         console.print(table)
         failed = len(result.gold_failures)
         milliseconds = result.seconds * 1e3
@@ -322,14 +330,16 @@ def show(result: CheckResult, name: str, rows: int) -> None:
     for finding in result.findings:
         print_line(console, f"problem: {finding}")
 
-    is_sound = not result.findings
+    print_line(console, verdict_of(result))
 
-    if is_sound:
-        verdict = "sound: no cheat earns"
-    else:
-        verdict = "not sound: fix it before training"
 
-    print_line(console, verdict)
+def verdict_of(result: CheckResult) -> str:
+    if result.findings:
+        return "not sound: fix it before training"
+    if result.unknown:
+        return f"unknown: {result.unknown}"
+
+    return "sound: no cheat earns"
 
 
 def describe_groups(result: CheckResult) -> str:

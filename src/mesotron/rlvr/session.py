@@ -16,6 +16,8 @@ from mesotron.answers.verify import Verifier
 from mesotron.config import TrainConfig
 from mesotron.config.base import spell
 from mesotron.probes.forgetting import read_text, text_blocks
+from mesotron.rewards.call import score_texts
+from mesotron.rewards.constant import explain_constant
 from mesotron.rlvr.callbacks import (
     WATCHED,
     EvalEvery,
@@ -77,6 +79,7 @@ def train_in(
     before = evaluate_before(run, parts, budget, console)
     budget.calibrate(least_step_time(before, budget, config))
     say_start(before, config, console)
+    explain_zeros(before, parts, console)
 
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
@@ -151,6 +154,21 @@ def say_start(before: Row, config: TrainConfig, console: Console) -> None:
         scores = ", ".join(values)
 
     print_line(console, f"{measure_of(before)} before: {scores}; training for {config.steps} steps")
+
+
+def explain_zeros(before: Row, parts: Parts, console: Console) -> None:
+    """Say why every held-out reward is 0, if the types of the data explain it."""
+    rewards = [transcript.get("reward") for transcript in before.get("transcripts", ())]
+    if not is_by_reward(before) or not rewards or any(rewards):
+        return
+
+    try:
+        why = explain_constant(partial(score_texts, parts.reward), parts.task.eval[0])
+    except ValueError:  # the reward raised on a text that no model wrote
+        return
+
+    if why is not None:
+        print_line(console, f"all {len(rewards)} held-out rewards are 0: {why}")
 
 
 def is_by_reward(result: Row) -> bool:
