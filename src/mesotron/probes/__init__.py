@@ -10,19 +10,17 @@ from mesotron.probes.gradients import (
     head_heterogeneity,
     snr_from_norms,
 )
-from mesotron.probes.policy import (
-    clip_fractions,
-    entropy_quartiles,
-    kl_to_start,
-    log_ratio_extremes,
-    trajectory_entropy,
-)
 from mesotron.probes.rollouts import (
     answer_diversity,
+    clip_fractions,
+    entropy_quartiles,
     group_signal,
     group_spreads,
+    kl_to_start,
     lengths,
+    log_ratio_extremes,
     repetition,
+    trajectory_entropy,
 )
 
 __all__ = [
