@@ -11,7 +11,6 @@ one process. A place is one of the P groups of the batch that trains.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -42,22 +41,26 @@ class PromptStream:
         self.num_prompts = num_prompts
         self.seed = seed
         self.taken = 0
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._epoch = -1
+        self._order: list[int] = []  # of this epoch
 
     def take(self, number: int) -> list[int]:
         rows = []
         for _ in range(number):
             epoch, place = divmod(self.taken, self.num_prompts)
-            if self._order[0] != epoch:
-                # Not the seed itself, from which the batches draw their order of these prompts.
-                generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + epoch)
-                order = torch.randperm(self.num_prompts, generator=generator).tolist()
-                self._order = epoch, order
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._order = self._shuffle(epoch)
 
-            rows.append(self._order[1][place])
+            rows.append(self._order[place])
             self.taken += 1
 
         return rows
+
+    def _shuffle(self, epoch: int) -> list[int]:
+        # Not the seed itself, from which the batches draw their order of these prompts.
+        generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + epoch)
+        return torch.randperm(self.num_prompts, generator=generator).tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return {"tensors": {}, "values": json.dumps({"taken": self.taken})}
@@ -70,6 +73,13 @@ class Resampled(NamedTuple):
     batch: Batch  # put together from several rounds
     silent: list[bool]  # which of its P groups have no signal
     rounds: int
+
+
+class Round(NamedTuple):
+    """What a round sampled."""
+
+    batch: Batch  # of this process
+    spreads: list[float]  # of the rewards of every group of all processes
 
 
 @dataclass
@@ -86,54 +96,66 @@ class Resampler:
 
     def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
         G = self.group_size
-        own = len(inputs)
+        size = len(inputs)
 
         # Blocks do not exchange groups: processes, or single groups where one spans processes.
-        blocks = self.world if own % G == 0 else own * self.world // G
-        batches, spreads = self._first_round(inputs, blocks, score)
-        widest = self.objective.dynamic_choice == "widest"
-        chosen = fill_places(spreads, blocks, widest)
+        blocks = self.world
+        if size % G:
+            blocks = size * self.world // G
 
-        rounds = 1
-        while missing_places(chosen, blocks) and rounds < self.objective.dynamic_max_rounds:
-            batch, spread = score(self._further(missing_places(chosen, blocks), blocks))
-            batches.append(batch)
-            spreads.append(spread)
-            chosen = fill_places(spreads, blocks, widest)
-            rounds = rounds + 1
+        rounds = self._first_round(inputs, blocks, score)
+        num_rounds = 1
+        chosen = self._choose(rounds, blocks)
 
-        sizes = [len(batch.advantages) for batch in batches]
+        while missing_places(chosen, blocks) and num_rounds < self.objective.dynamic_max_rounds:
+            rows = self._further(missing_places(chosen, blocks), blocks)
+            rounds.append(Round(*score(rows)))
+            num_rounds += 1
+            chosen = self._choose(rounds, blocks)
+
+        batch = self._merge(rounds, chosen, size)
+        return Resampled(batch, [source is None for source in chosen], num_rounds)
+
+    def _choose(self, rounds: list[Round], blocks: int) -> list[Source | None]:
+        spreads = [each.spreads for each in rounds]
+        return fill_places(spreads, blocks, widest=self.objective.dynamic_choice == "widest")
+
+    def _merge(self, rounds: list[Round], chosen: list[Source | None], size: int) -> Batch:
+        """This process's rows of the chosen groups; an empty place keeps its first group."""
         rows = []
-        for row in range(self.rank * own, (self.rank + 1) * own):
-            place, offset = divmod(row, G)
-            number, source = chosen[place] or Source(0, place)
-            rows.append((number, source * G + offset - self.rank * sizes[number]))
+        for row in range(self.rank * size, (self.rank + 1) * size):
+            place, offset = divmod(row, self.group_size)
+            source = chosen[place] or Source(0, place)
 
-        return Resampled(merge_rows(batches, rows), [one is None for one in chosen], rounds)
+            own_rows = len(rounds[source.round].batch.advantages)
+            own_row = source.place * self.group_size + offset - self.rank * own_rows
+            rows.append((source.round, own_row))
 
-    def _first_round(
-        self, inputs: list[Row], blocks: int, score: ScoreRound
-    ) -> tuple[list[Batch], list[list[float]]]:
-        # With oversampling the extra prompts are sampled with the batch's own, then split off.
+        return merge_rows([each.batch for each in rounds], rows)
+
+    def _first_round(self, inputs: list[Row], blocks: int, score: ScoreRound) -> list[Round]:
+        """With oversampling, extra prompts are sampled with the batch's own and then split off."""
         G = self.group_size
-        first = first_round_rows(len(inputs), G, self.objective.dynamic_oversample)
-        if first == len(inputs):
-            batch, spread = score(inputs)
-            return [batch], [spread]
+        size = len(inputs)
+        first = first_round_rows(size, G, self.objective.dynamic_oversample)
+        if first == size:
+            return [Round(*score(inputs))]
 
-        own = len(inputs) // G
-        each = first // G  # groups per process
-        self.added = each - own
-        batch, spread = score([*inputs, *self._further(self.added, blocks)])
-        by_process = [spread[k : k + each] for k in range(0, len(spread), each)]
+        own_groups = size // G
+        groups = first // G  # per process
+        self.added = groups - own_groups
+        batch, spreads = score([*inputs, *self._further(self.added, blocks)])
 
-        spreads = [
-            [x for groups in by_process for x in groups[part]]
-            for part in (slice(own), slice(own, None))
+        own: list[float] = []
+        extra: list[float] = []
+        for start in range(0, len(spreads), groups):
+            own += spreads[start : start + own_groups]
+            extra += spreads[start + own_groups : start + groups]
+
+        return [
+            Round(batch.rows(slice(size)), own),
+            Round(batch.rows(slice(size, None)), extra),
         ]
-
-        split = [batch.rows(slice(len(inputs))), batch.rows(slice(len(inputs), None))]
-        return split, spreads
 
     def ahead(self) -> list[Row]:
         """The rows that the next first round will add; they stay in the stream."""
@@ -144,17 +166,16 @@ class Resampler:
         return rows
 
     def _further(self, number: int, blocks: int) -> list[Row]:
-        # This process's rows of `number` further prompts per block.
+        """This process's rows of `number` further prompts per block."""
         rows = []
-        for r in self.stream.take(number * blocks):
-            for _ in range(self.group_size):
-                rows.append(r)
+        for prompt in self.stream.take(number * blocks):
+            rows += [prompt] * self.group_size
 
         share = len(rows) // self.world
         own = rows[self.rank * share :][:share]
+
         distinct = list(dict.fromkeys(own))
         read = dict(zip(distinct, self.dataset.__getitems__(distinct), strict=True))
-
         return [dict(read[row]) for row in own]
 
 
@@ -162,37 +183,55 @@ def fill_places(
     rounds: Sequence[Sequence[float]], blocks: int, widest: bool = False
 ) -> list[Source | None]:
     """Give each of P places a group with a signal from its own block; None where none is left.
-    `rounds` has the spread of each group's rewards, 0 for no signal; the first has P groups, later
-    ones may have fewer. `blocks` do not exchange groups: W of them where each process holds whole
-    groups, P where a group spans processes. `widest` prefers groups with the largest spread."""
+
+    Args:
+        rounds: the spread of each group's rewards, 0 for no signal; the first round has P groups,
+            later ones may have fewer.
+        blocks: parts that do not exchange groups: W of them where each process holds whole groups,
+            P where a group spans processes.
+        widest: prefer groups with the largest spread.
+    """
     size = len(rounds[0]) // blocks
     chosen: list[Source | None] = []
     for block in range(blocks):
-        candidates: list[Source] = []
-        for number, groups in enumerate(rounds):
-            share = len(groups) // blocks
-            places = range(block * share, (block + 1) * share)
-            candidates += [Source(number, place) for place in places if groups[place] > 0]
-
+        candidates = with_signal(rounds, block, blocks)
         if widest:  # a stable sort: of equals the first
             candidates.sort(key=lambda source: -rounds[source.round][source.place])
 
         candidates = candidates[:size]
-        own = {source.place: source for source in candidates if source.round == 0}
-        rest = iter(source for source in candidates if source.round > 0)
+        stays = {source.place for source in candidates if source.round == 0}
+        further = [source for source in candidates if source.round > 0]
 
         # A group of the first round keeps its place, so nothing moves when nothing is missing.
-        places = range(block * size, (block + 1) * size)
-        chosen += [own[place] if place in own else next(rest, None) for place in places]
+        for place in range(block * size, (block + 1) * size):
+            if place in stays:
+                chosen.append(Source(0, place))
+            else:
+                chosen.append(further.pop(0) if further else None)
 
     return chosen
+
+
+def with_signal(rounds: Sequence[Sequence[float]], block: int, blocks: int) -> list[Source]:
+    """The groups of a block whose rewards differ, in the order in which they were sampled."""
+    sources = []
+    for number, spreads in enumerate(rounds):
+        share = len(spreads) // blocks
+        for place in range(block * share, (block + 1) * share):
+            if spreads[place] > 0:
+                sources.append(Source(number, place))
+
+    return sources
 
 
 def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
     """The most empty places of any block: how many groups each block samples next."""
     size = len(chosen) // blocks
-    starts = range(0, len(chosen), size)
-    return max(sum(source is None for source in chosen[k : k + size]) for k in starts)
+    missing = []
+    for start in range(0, len(chosen), size):
+        missing.append(list(chosen[start : start + size]).count(None))
+
+    return max(missing)
 
 
 def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
@@ -201,8 +240,12 @@ def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batc
         raise ValueError("dynamic_sampling='resample' does not support images: use 'drop'")
 
     used = sorted({number for number, _ in rows})
-    sizes = [len(rounds[number].advantages) for number in used]
-    starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))
+    starts = {}
+    start = 0
+    for number in used:
+        starts[number] = start
+        start += len(rounds[number].advantages)
+
     places = torch.tensor([starts[number] + row for number, row in rows])
 
     merged = {}
