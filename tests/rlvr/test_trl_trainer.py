@@ -17,7 +17,7 @@ from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim.clipping import clip_gradients
-from mesotron.rewards.scorer import TOO_LARGE, warn_once
+from mesotron.rlvr.grpo import TOO_LARGE, warn_once
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from support import rlvr_tiny as tiny

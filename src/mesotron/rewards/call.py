@@ -36,6 +36,7 @@ class Reward:
         self.max_tokens = max_tokens
         self.weights = dict(zip(config.parts, config.weights or [1.0] * len(config.parts)))
         self.own = {name: OwnReward(name) for name in config.parts if name not in REWARDS}
+        self.built_in = {name: REWARDS[name] for name in config.parts if name in REWARDS}
 
         # Surrounds each call of a user's function, with its name.
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -80,8 +81,13 @@ class Reward:
             with self.waiting(f"the reward {name}"):
                 return self.own[name](batch)
 
-        part = REWARDS[name]
-        return [part(completion) for completion in self._judged(batch)]
+        part = self.built_in[name]
+        scores: Scores = []
+        for completion in self._judged(batch):
+            has_verdict = completion.facts.graded or not part.needs_gold
+            scores.append(part.score(completion) if has_verdict else None)
+
+        return scores
 
     def _judged(self, batch: ToScore) -> list[Judged]:
         judged = []

@@ -31,7 +31,7 @@ Score = Callable[[Judged], float]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A registered reward: None where it needs a gold answer that is missing or unreadable."""
+    """A registered reward."""
 
     name: str
     score: Score
@@ -40,12 +40,7 @@ class BuiltIn:
     note: str
     """What else to know; a cell of the docs."""
     needs_gold: bool
-
-    def __call__(self, completion: Judged) -> float | None:
-        if self.needs_gold and not completion.facts.graded:
-            return None
-
-        return self.score(completion)
+    """It has no verdict where the gold answer is missing or unreadable."""
 
 
 def reward(

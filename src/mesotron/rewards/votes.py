@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -94,6 +94,11 @@ def majority(
         label = None
 
     return Vote(label, share, counts.total())
+
+
+def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """The reward function, as TRL calls it, whose column `grpo.score` fills with the votes."""
+    return [0.0] * len(completions)
 
 
 def elect(electorates: Answers, rules: VoteRules, seed: object = 0) -> list[Vote]:

@@ -4,8 +4,11 @@ Each is used where model, hardware and settings support it; one log line names t
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mesotron.models.speed import RECORD_BELOW
 from mesotron.rlvr.passes.recording import recording_obstacle
@@ -13,6 +16,42 @@ from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, attention_obstacle
 
 log = logging.getLogger("mesotron")
+# Tokenizing 256 chats took 39 ms per step on an H200's host.
+MAX_CACHED_PROMPTS = 16_384
+
+
+class PromptTokens:
+    """The tokens of a run's prompts, each of which is tokenized once."""
+
+    def __init__(self, tokenize: Callable[[list[Any]], Any]) -> None:
+        self.tokenize = tokenize  # TRL's method: ids come first
+        self._ids: dict[str, np.ndarray] = {}  # arrays become tensors faster than lists
+
+    def __call__(self, prompts: list[Any]) -> list[np.ndarray]:
+        if len(self._ids) > MAX_CACHED_PROMPTS:
+            self._ids = {}
+
+        keys = keys_of(prompts)
+        new = {}
+        for key, prompt in zip(keys, prompts, strict=True):
+            if key not in self._ids:
+                new[key] = prompt
+
+        if new:
+            ids, *_ = self.tokenize(list(new.values()))
+            self._ids |= dict(zip(new, map(np.array, ids), strict=True))
+
+        return [self._ids[key] for key in keys]
+
+
+def keys_of(prompts: list[Any]) -> list[str]:
+    """A text for each prompt; those of a group stand together, so most are the one before."""
+    keys: list[str] = []
+    for k, prompt in enumerate(prompts):
+        is_repeated = k > 0 and (prompt is prompts[k - 1] or prompt == prompts[k - 1])
+        keys.append(keys[-1] if is_repeated else repr(prompt))
+
+    return keys
 
 
 @dataclass(frozen=True)

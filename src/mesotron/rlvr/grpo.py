@@ -15,27 +15,46 @@ Legend: P prompts and G completions of each, over all W processes; N = P G. B = 
 of this process, with prompts of up to S and completions of up to T tokens. K reward functions.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mesotron.answers.facts import Facts, summarise
-from mesotron.probes import answer_diversity, group_signal, group_spreads, trajectory_entropy
-from mesotron.rewards.scorer import Scorer, bound_rewards, in_groups
-from mesotron.rewards.votes import low_entropy_outliers
+from mesotron.answers.facts import Facts, Judge, summarise
+from mesotron.probes import (
+    answer_diversity,
+    group_signal,
+    group_spreads,
+    repetition,
+    trajectory_entropy,
+)
+from mesotron.rewards.call import completion_texts, is_unfinished
+from mesotron.rewards.votes import (
+    Ballots,
+    VoteRules,
+    label_accuracy,
+    label_by_vote,
+    low_entropy_outliers,
+)
 from mesotron.rlvr.objectives import Mean, Objective
+from mesotron.tasks.gym import regrade
 
+log = logging.getLogger("mesotron")
+Item = TypeVar("Item")
 Row = dict[str, Any]
 TokenRows = Sequence[Sequence[int]]  # lists or arrays
 Metrics = dict[str, float]
 
 # Added to the standard deviation that advantages are divided by, as in TRL.
 SPREAD_EPSILON = 1e-4
+# The advantages are computed in float32: the squares of larger rewards leave nothing of others.
+MAX_REWARD = 1e6
+TOO_LARGE = f"rewards beyond +-{MAX_REWARD:g} are clipped to that: scale the reward function down"
 
 
 def identity(x: Any) -> Any:
@@ -162,9 +181,14 @@ def pad_rows(
     return torch.from_numpy(padded), torch.from_numpy(inside.astype(np.int64))
 
 
-def without_truncated(sequences: Sequences, truncated: Sequence[bool]) -> Sequences:
+def truncated(completion_tokens: TokenRows, end_ids: Sequence[int]) -> list[bool]:
+    """Whether each completion reached the length limit: it does not end with an end token."""
+    return [not len(tokens) or tokens[-1] not in end_ids for tokens in completion_tokens]
+
+
+def without_truncated(sequences: Sequences, is_cut: Sequence[bool]) -> Sequences:
     """Masks completions that reached the length limit, attention included, as TRL does."""
-    kept = ~torch.tensor(truncated, device=sequences.completion_mask.device)
+    kept = ~torch.tensor(is_cut, device=sequences.completion_mask.device)
     return replace(sequences, completion_mask=sequences.completion_mask * kept[:, None].int())
 
 
@@ -225,9 +249,10 @@ class Scoring:
     call: Callable[[list[Row], Rollout], Tensor]  # B annotated rows -> rewards [N, K]
     weights: Tensor  # [K]
     group_size: int  # G
-    scorer: Scorer = field(default_factory=Scorer)
+    judge: Judge | None = None  # reads the answers; None for plain TRL rewards
+    end_ids: Sequence[int] = ()  # the tokens that end a completion
     decode: Callable[[TokenRows], list[str]] | None = None  # of voters
-    votes: bool = False  # the first reward function is a vote, which is filled in here
+    votes: VoteRules | None = None  # the first reward function is a vote, which is filled in here
     num_voters: int = 0  # of the anchor, for each prompt
     from_anchor: int = 0  # completions of each group that the anchor sampled
     entropy_filter: EntropyFilter | None = None
@@ -238,29 +263,67 @@ class Scoring:
 
 def score(rollout: Rollout, rows: Sequence[Row], how: Scoring) -> Scored:
     """Rewards by every function, votes included, of the completions of all processes."""
-    annotated, facts = how.scorer.annotate(rows, rollout.completions, rollout.completion_tokens)
+    annotated, facts = annotate(rollout, rows, how)
     rewards = bound_rewards(how.call(annotated, rollout))
     facts = how.world.gather_objects(facts)
 
     dropped = Dropped()
     metrics: Metrics = {}
-    if how.votes:
+    if how.votes is not None:
         dropped = drop_low_entropy(rollout, how)
         golds = how.world.gather_objects([row.get("gold") for row in rows])
         votes, metrics = vote(rollout, facts, golds, dropped, how)
         rewards = with_votes(rewards, votes)
 
     totals = weighted_total(rewards, how.weights)
-    judge = how.scorer.judge
+    reads_answers = how.judge is None or how.judge.reads
 
     return Scored(
         rewards=totals.view(-1, how.group_size),
         tolerance=how.tolerance,
         by_function=rewards,
-        facts=facts if judge is None or judge.reads else (),
+        facts=facts if reads_answers else (),
         dropped=dropped.own,
         metrics=dropped.metrics | metrics,
     )
+
+
+def annotate(rollout: Rollout, rows: Sequence[Row], how: Scoring) -> tuple[list[Row], list[Facts]]:
+    """Rows with the facts of their completions, for reward functions; and the facts."""
+    judge = how.judge
+    if judge is None:
+        return list(rows), []
+
+    is_cut = truncated(rollout.completion_tokens, how.end_ids)
+    for k, completion in enumerate(rollout.completions):
+        is_cut[k] = is_cut[k] or is_unfinished(completion)
+
+    texts = completion_texts(rollout.completions)
+    golds = [row.get("gold") for row in rows]
+    facts = judge.judge(texts, golds, is_cut)
+
+    columns = [row.get("columns") for row in rows]
+    if any(columns):  # a task with a scorer of its own
+        facts = regrade(facts, texts, columns, judge.format)
+
+    annotated = []
+    for row, fact in zip(rows, facts, strict=True):
+        annotated.append({**row, "facts": fact, "truncated": fact.truncated, "row": row})
+
+    return annotated, facts
+
+
+def bound_rewards(rewards: Tensor) -> Tensor:
+    """Rewards within +-MAX_REWARD, with a warning if one was not; NaN stays."""
+    if bool((rewards.abs() > MAX_REWARD).any()):
+        warn_once(TOO_LARGE)
+
+    return rewards.clamp(-MAX_REWARD, MAX_REWARD)
+
+
+@cache
+def warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def drop_low_entropy(rollout: Rollout, how: Scoring) -> Dropped:
@@ -300,25 +363,60 @@ def vote(
     dropped: Dropped,
     how: Scoring,
 ) -> tuple[list[float | None], Metrics]:
-    """N rewards by majority vote (None where dropped), and votes/* metrics."""
-    tokens = rollout.voters.completion_tokens
-    voters: list[Facts] = []
+    """N rewards by majority vote (None where dropped), and votes/* metrics.
 
-    if len(tokens):
-        assert how.decode is not None
-        judged = how.scorer.judge_texts(how.decode(tokens), tokens)
-        # Processes were given equally many, so the last ones are repeated.
-        voters = how.world.gather_objects(judged)[: how.num_voters * len(facts) // how.group_size]
+    A vote needs whole groups, and a group may span processes: facts and golds are of all of them.
+    """
+    assert how.judge is not None
+    assert how.votes is not None
+    G = how.group_size
+    P = len(facts) // G
+    voters = judge_voters(rollout.voters, P * how.num_voters, how)
+    voters_each = len(voters) // P
 
-    return how.scorer.vote(
-        facts,
-        golds,
-        how.group_size,
-        voters,
-        (dropped.own, dropped.voters),
-        how.from_anchor,
-        how.seed,
+    ballots = Ballots(
+        policy=in_groups([fact.answer for fact in facts], G),
+        anchor=in_groups([fact.answer for fact in voters], voters_each) or [[]] * P,
+        dropped=in_groups(dropped.own, G),
+        anchor_dropped=in_groups(dropped.voters, voters_each),
+        from_anchor=how.from_anchor,
     )
+    labels = label_by_vote(ballots, how.votes, how.seed)
+
+    known = []
+    for gold, fact in zip(golds[::G], facts[::G], strict=True):
+        known.append(gold if fact.graded else None)
+
+    correct = in_groups([fact.correct for fact in facts], G)
+    accuracy = label_accuracy(labels, known, correct, how.judge.verifier)
+
+    rewards = []
+    for group in labels.rewards:
+        rewards += group
+
+    return rewards, labels.metrics | accuracy
+
+
+def judge_voters(voters: Voters, number: int, how: Scoring) -> list[Facts]:
+    """Facts of the anchor's completions of all processes, of which `number` count."""
+    tokens = voters.completion_tokens
+    if not len(tokens):
+        return []
+
+    assert how.decode is not None
+    assert how.judge is not None
+    is_cut = truncated(tokens, how.end_ids)
+    judged = how.judge.judge(how.decode(tokens), [None] * len(tokens), is_cut)
+
+    # Processes were given equally many, so the last ones are repeated.
+    return how.world.gather_objects(judged)[:number]
+
+
+def in_groups(items: Sequence[Item], size: int) -> list[list[Item]]:
+    if size:
+        return [list(items[k : k + size]) for k in range(0, len(items), size)]
+
+    return []
 
 
 def with_votes(rewards: Tensor, votes: Sequence[float | None]) -> Tensor:
@@ -818,6 +916,25 @@ def on_policy_rows(drift: Tensor, advantages: Tensor, mask: Tensor, threshold: f
 
 
 # 6. Metrics
+
+
+def rollout_metrics(
+    rollout: Rollout, device: Any, world: Processes = ALONE, with_tools: bool = False
+) -> Metrics:
+    """completions/repetition, and of episodes with tools how long they were."""
+    own = repetition(rollout.completion_tokens)["completions/repetition"]
+    mean = world.gather(torch.tensor([own], device=device)).mean().item()
+    metrics = {"completions/repetition": mean}
+    if not with_tools:
+        return metrics
+
+    rows = []
+    for messages in rollout.completions:
+        turns = sum(message.get("role") == "assistant" for message in messages)
+        rows.append([float(turns), float(is_unfinished(messages))])
+
+    turns, unfinished = world.gather(torch.tensor(rows, device=device)).mean(dim=0).tolist()
+    return metrics | {"tools/turns": turns, "tools/unfinished": unfinished}
 
 
 def reward_metrics(scored: Scored, advantages: Advantages, names: Sequence[str]) -> Metrics:

@@ -35,10 +35,8 @@ from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim.clipping import clip_gradients
-from mesotron.probes import repetition, trajectory_entropy
-from mesotron.rewards.call import is_unfinished
-from mesotron.rewards.scorer import Scorer, vote
-from mesotron.rewards.votes import VoteRules
+from mesotron.probes import trajectory_entropy
+from mesotron.rewards.votes import VoteRules, vote
 from mesotron.rlvr import grpo, objectives
 from mesotron.rlvr.anchor import (
     Anchor,
@@ -59,7 +57,7 @@ from mesotron.rlvr.callbacks import (
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dynamic import PromptStream, Resampler
 from mesotron.rlvr.entropy_bonus import EntropyBonus
-from mesotron.rlvr.fast_paths import FastPaths, choose_fast_paths
+from mesotron.rlvr.fast_paths import FastPaths, PromptTokens, choose_fast_paths
 from mesotron.rlvr.grpo import Batch, Rollout, Scored, Sequences
 from mesotron.rlvr.optimizer import (
     build_optimizer,
@@ -81,9 +79,6 @@ from mesotron.sampling.graphs import GraphSampler, Sampling
 from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
 TRL_PLAYS = "tools, environments, images and a rollout_func"
-
-# Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
-MAX_CACHED_PROMPTS = 16_384
 
 # Fields of `grpo.Batch` under TRL's names, which its buffer and checkpoints have. TRL's `tool_mask`
 # marks the tokens that train; unlike `completion_mask` it is not part of the attention mask.
@@ -118,6 +113,23 @@ def from_trl(inputs: dict[str, Any]) -> Batch:
             images[name] = x
 
     return Batch(**named, images=images)
+
+
+def all_processes(accelerator: Any) -> grpo.Processes:
+    """The processes of an accelerator."""
+
+    def gather_ragged(x: Tensor) -> Tensor:
+        padded = accelerator.pad_across_processes(x, dim=0, pad_index=torch.nan)
+        gathered = accelerator.gather(padded)
+        return gathered[~gathered.isnan()]
+
+    return grpo.Processes(
+        rank=accelerator.process_index,
+        size=accelerator.num_processes,
+        gather=accelerator.gather,
+        gather_ragged=gather_ragged,
+        gather_objects=gather_object,
+    )
 
 
 class Episodes(list):
@@ -178,6 +190,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         self.objective = resolve_objective(args, objective)
         self.kind = objectives.get(self.objective.name)
+        self.self_labeled = self.kind.is_self_labeled
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
         if objective is not None:
             set_loss(args, self.objective)
@@ -199,17 +212,15 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.self_labeled:
             self.reward_weights[1:] = 0  # an environment's own reward too
 
-        self.world = grpo.Processes(
-            rank=args.process_index,
-            size=args.world_size,
-            gather=self.accelerator.gather,  # pyright: ignore
-            gather_ragged=self._gather_ragged,
-            gather_objects=gather_object,
-        )
+        self.world = all_processes(self.accelerator)
         self.loss_objective = self._choose_loss(args, objective)
         self.bonus = EntropyBonus.of(args)
-        self._token_ids: dict[str, Any] = {}  # of prompts; arrays become tensors faster than lists
-        self._prepare_sampling(judge)
+        self.judge = judge
+        self.end_ids = [*self.eos_token_ids, self._tokenizer.pad_token_id]
+        self.prompt_tokens = PromptTokens(super()._tokenize_prompts)
+        self.vote_rules = self._make_vote_rules()
+        self.entropy_filter = self._make_entropy_filter()
+        self._prepare_sampling()
 
         if in_memory:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
@@ -228,10 +239,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def policy(self) -> nn.Module:
         assert self.model is not None
         return self.model
-
-    @property
-    def self_labeled(self) -> bool:
-        return self.kind.is_self_labeled
 
     def _with_votes(self, reward_funcs: Any, args: GRPOConfig) -> list[Any]:
         """Reward functions; with self-labels the votes train, and all others are logged."""
@@ -268,17 +275,26 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         return objectives.get_loss(self.objective)
 
-    def _prepare_sampling(self, judge: Judge | None) -> None:
-        if isinstance(self.train_dataset, Rows):
-            self.data_collator = RowBatch
+    def _make_vote_rules(self) -> VoteRules | None:
+        if not self.self_labeled:
+            return None
 
-        rules = VoteRules(
+        return VoteRules(
             tie=self.objective.tie,
             min_share=self.objective.min_vote_share,
             anchor_alone=self.kind.anchor_labels,
         )
-        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
-        self.scorer = Scorer(judge, ends, rules)
+
+    def _make_entropy_filter(self) -> grpo.EntropyFilter | None:
+        k = self.objective.entropy_filter
+        if k == "off" or not self.kind.shares_group:
+            return None
+
+        return grpo.EntropyFilter(k=k, entropies=self._trajectory_entropies)
+
+    def _prepare_sampling(self) -> None:
+        if isinstance(self.train_dataset, Rows):
+            self.data_collator = RowBatch
 
         if self.use_vllm:
             # vLLM knows the end tokens of the folder it read, not those of the tokenizer in use.
@@ -479,7 +495,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if not self.mask_truncated_completions:
             return sequences
 
-        return grpo.without_truncated(sequences, self.scorer.truncated(rollout.completion_tokens))
+        is_cut = grpo.truncated(rollout.completion_tokens, self.end_ids)
+        return grpo.without_truncated(sequences, is_cut)
 
     def _before_update(self, sequences: Sequences) -> tuple[Tensor | None, Tensor | None]:
         """Log-probabilities by the policy that sampled, if it will have changed, and by the
@@ -545,21 +562,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.fast.sampler is None:
             return super()._tokenize_prompts(prompts)
 
-        # A fast sampler takes text only; each prompt of a run is tokenized once.
-        keys: list[str] = []
-        for k, prompt in enumerate(prompts):
-            repeated = k > 0 and (prompt is prompts[k - 1] or prompt == prompts[k - 1])
-            keys.append(keys[-1] if repeated else repr(prompt))
-
-        if len(self._token_ids) > MAX_CACHED_PROMPTS:
-            self._token_ids = {}
-
-        new = {key: p for key, p in zip(keys, prompts, strict=True) if key not in self._token_ids}
-        if new:
-            ids, _, _ = super()._tokenize_prompts(list(new.values()))
-            self._token_ids |= dict(zip(new, map(np.array, ids), strict=True))
-
-        return [self._token_ids[key] for key in keys], None, {}
+        return self.prompt_tokens(prompts), None, {}  # a fast sampler takes text only
 
     def _generate_single_turn(
         self,
@@ -644,18 +647,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _score(self, rollout: Rollout, rows: Any) -> Scored:
         scored = grpo.score(rollout, rows, self._scoring())
         device = self.accelerator.device
-
-        own = repetition(rollout.completion_tokens)["completions/repetition"]
-        mean = self._gather(torch.tensor([own], device=device)).mean().item()
-        self._note({"completions/repetition": mean})
-
-        if self.tools:
-            completions = rollout.completions
-            turns = [sum(m.get("role") == "assistant" for m in one) for one in completions]
-            ends = [is_unfinished(one) for one in completions]
-            x = torch.tensor([turns, ends], device=device, dtype=torch.float32)
-            mean_turns, unfinished = self._gather(x.T.contiguous()).mean(dim=0).tolist()
-            self._note({"tools/turns": mean_turns, "tools/unfinished": unfinished})
+        self._note(grpo.rollout_metrics(rollout, device, self.world, with_tools=bool(self.tools)))
 
         return scored
 
@@ -663,21 +655,17 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         N = self._anchor_generations()
         merged = self.objective.loss_on_momentum
 
-        entropy_filter = None
-        k = self.objective.entropy_filter
-        if self.kind.shares_group and k != "off" and self.policy.training:
-            entropy_filter = grpo.EntropyFilter(k=k, entropies=self._trajectory_entropies)
-
         return grpo.Scoring(
             call=self._call_rewards,
             weights=self.reward_weights,
             group_size=self._group_size(),
-            scorer=self.scorer,
+            judge=self.judge,
+            end_ids=self.end_ids,
             decode=partial(self.processing_class.batch_decode, skip_special_tokens=True),  # pyright: ignore
-            votes=self.self_labeled,
+            votes=self.vote_rules,
             num_voters=0 if merged else N,
             from_anchor=N if merged else 0,
-            entropy_filter=entropy_filter,
+            entropy_filter=self.entropy_filter if self.policy.training else None,
             tolerance=self.objective.dynamic_tolerance,
             seed=(self.args.seed, self._step),
             world=self.world,
@@ -732,7 +720,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         for name in sorted(set(gather_object(list(self._pending_metrics)))):
             values = self._pending_metrics.get(name, [])
             sums = torch.tensor([[sum(values), len(values)]], device=self.accelerator.device)
-            total, count = self._gather(sums.float()).sum(dim=0).tolist()
+            total, count = self.world.gather(sums.float()).sum(dim=0).tolist()
             self._note({name: total / count})
 
         self._pending_extra_logs.clear()
@@ -775,7 +763,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.bonus is not None and self.policy.training:
             self.bonus.observe(output.entropy_sums)
             if self.accelerator.sync_gradients:
-                self.bonus.end_update(self._gather)
+                self.bonus.end_update(self.world.gather)
                 self._note({"entropy_coef": self.bonus.coef})
 
         return output.loss
@@ -978,14 +966,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _group_size(self) -> int:
         return self.num_generations if self.policy.training else self.num_generations_eval  # pyright: ignore
-
-    def _gather(self, x: Tensor) -> Tensor:
-        return self.accelerator.gather(x)  # pyright: ignore
-
-    def _gather_ragged(self, x: Tensor) -> Tensor:
-        padded = self.accelerator.pad_across_processes(x, dim=0, pad_index=torch.nan)  # pyright: ignore
-        gathered = self._gather(padded)
-        return gathered[~gathered.isnan()]
 
     def own_state(self) -> dict[str, Any]:
         every = (self.args.steps_per_generation or 1) * self.num_iterations
