@@ -8,6 +8,7 @@ that, so help and mistakes answer at once.
 import io
 import os
 import re
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +40,8 @@ from mesotron.config.words import Words, sort_words
 from mesotron.recipes import adapt, describe_recipes, make_plan, make_recipe
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
-from mesotron.runs.process import mark_start
+from mesotron.runs.own_code import is_our_own
+from mesotron.runs.process import SharedFailure, is_main, mark_start
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 from mesotron.runs.trust import code_names, search_working_folder
 
@@ -136,6 +138,12 @@ def main(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if isinstance(error, SharedFailure):
+            # The launcher ends the others when the first one ends; all are to end with 2.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if not is_main():
+                return 2
+
         message = message_for_user(error)
         if message is None:
             raise
@@ -157,15 +165,6 @@ def message_for_user(error: Exception) -> str | None:
         return str(error)
 
     return None
-
-
-def is_our_own(error: Exception) -> bool:
-    """Whether this package raised it: only the text of its own errors is meant for the user."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-
-    return bool(trace) and trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron.")
 
 
 def fail(message: str, code: int = 2) -> int:

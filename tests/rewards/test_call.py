@@ -214,6 +214,19 @@ nan_on_second = lambda completions: [0.0, float("nan")]
 exits_on_second = lambda completions: [1.0 if text else exit(3) for text in completions]
 too_large_on_second = lambda completions: [0, 10**400]
 
+class Own(BaseException):
+    def __str__(self):
+        raise RuntimeError
+
+def raises_its_own(completions):
+    raise Own
+
+def is_cancelled(completions):
+    raise asyncio.CancelledError
+
+async def ends_a_generator(completions):
+    raise GeneratorExit("x" * 10**7)
+
 def empties(completions, completion_ids, rows, **_):
     completions.clear(), completion_ids[0].clear(), rows[0].clear()
     return [1e300, -1e300]
@@ -413,6 +426,9 @@ def line_of(code):
         ("own_rewards:raises_on_second", "ZeroDivisionError.* " + line_of("1 / len(text)")),
         ("own_rewards:fails_in_a_library", "JSONDecodeError.* " + line_of("json.loads(text)")),
         ("own_rewards:exits_on_second", "SystemExit"),
+        ("own_rewards:raises_its_own", "Own .*RuntimeError"),
+        ("own_rewards:is_cancelled", "CancelledError"),
+        ("own_rewards:ends_a_generator", "GeneratorExit .*10,000,000 characters"),
         ("own_rewards:too_few", "1 for 2 completions"),
         ("own_rewards:not_numbers", "completion 0"),
         ("own_rewards:nan_on_second", "completion 1"),

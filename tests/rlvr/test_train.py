@@ -38,11 +38,18 @@ from support.rlvr_tiny import SlowBudget, same, save_arith_model
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
 REWARD = """
+import pathlib
+
 def even(completion_ids, **_):
     return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 
 def broken(completions, **_):
     raise KeyError("oops")
+
+def moody(completion_ids, **_):
+    if pathlib.Path(f"moody-{len(completion_ids)}").exists():
+        raise GeneratorExit("oops")
+    return even(completion_ids)
 """
 # A random model has no right answer: this reward has a spread, so that the weights move.
 SMALL = (
@@ -438,6 +445,50 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, cap
     assert "--resume spoiled" in error
     assert len(stream("spoiled")) == 2
     assert Path("spoiled/checkpoints/checkpoint-2/manifest.json").exists()
+
+
+MOODY = "--reward earned:moody --save-every 100 --keep 1 --eval-every 2 --guard off"
+
+
+@pytest.mark.parametrize(
+    ("row", "batch", "flags", "step"),
+    [
+        (1, 3, "", 2),  # in the evaluation of step 2
+        (3, 16, "--objective.name gmpo", 3),  # in the rollout of step 4
+        (2, 16, "--average 0.5", 2),
+        (4, 3, "", 4),  # in the last evaluation
+    ],
+)
+def test_a_failing_reward_loses_no_step_and_no_row(
+    run, monkeypatch, capsys, row, batch, flags, step
+):
+    assert run(f"{MOODY} {flags} --out left-alone") == 0
+    capsys.readouterr()
+
+    fails = Path(f"moody-{batch}")
+    with monkeypatch.context() as patch:
+        at_row(patch, row, fails.touch)
+        error = refusal(run, f"{MOODY} {flags} --out spoiled", capsys)
+
+    assert "GeneratorExit (oops)" in error
+    assert "mesotron train --resume spoiled --reward earned:even earned:moody" in error
+    assert f"from step {step}" in error
+    assert len(stream("spoiled")) == step
+
+    fails.unlink()
+    assert run("--resume spoiled") == 0
+    assert_same_end("left-alone", "spoiled")
+    assert stream("spoiled") == stream("left-alone")
+
+
+def test_a_reward_that_fails_at_once_says_how_to_continue(run, capsys):
+    """In the evaluation before training, when there is nothing to save."""
+    Path("moody-3").touch()
+    error = refusal(run, f"{MOODY} --out spoiled", capsys)
+    assert "mesotron train --resume spoiled --reward earned:even earned:moody" in error
+
+    Path("moody-3").unlink()
+    assert run("--resume spoiled") == 0
 
 
 def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, capsys):

@@ -176,20 +176,30 @@ def word_ids(text: str) -> list[int]:
     return [digest(word) % 50_000 for word in text.split()[:MAX_WORDS]]
 
 
-def as_reward_function(reward: Reward) -> Callable[..., Scores]:
-    """A `Reward` as TRL calls reward functions, named "reward" in the metrics."""
+def call_alone(score: Callable[[], Scores]) -> Scores:
+    return score()
+
+
+def as_reward_function(
+    reward: Reward, call: Callable[[Callable[[], Scores]], Scores] = call_alone
+) -> Callable[..., Scores]:
+    """A `Reward` as TRL calls reward functions, named "reward" in the metrics. `call` lets several
+    processes fail together."""
 
     def scores(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> Scores:
-        totals = reward(
-            completion_texts(completions),
-            completion_ids,
-            golds=columns["gold"],
-            truncated=columns["truncated"],
-            rows=columns["row"],
-            facts=columns["facts"],
-        )
+        def score() -> Scores:
+            totals = reward(
+                completion_texts(completions),
+                completion_ids,
+                golds=columns["gold"],
+                truncated=columns["truncated"],
+                rows=columns["row"],
+                facts=columns["facts"],
+            )
+            refuse_silence(reward)
+            return totals
 
-        refuse_silence(reward)
+        totals = call(score)
         log_metric = columns.get("log_metric")
         if log_metric is not None:
             for name, value in part_metrics(reward, totals).items():

@@ -10,23 +10,20 @@ import asyncio
 import inspect
 import json
 import math
-import os
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from traceback import walk_tb
 from typing import Any
 
 from mesotron.answers.facts import Facts, no_facts
+from mesotron.runs.own_code import calling, describe, line_of
 from mesotron.runs.trust import import_named
 from mesotron.tasks.problem import Problem, own_row
 
 Scores = list[float | None]
 # What a function of texts raises when TRL's chat messages were meant, and the other way around.
 MESSAGE_ERRORS = (TypeError, AttributeError, KeyError)
-INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")  # folders of code that is no user's
 
 
 class MissingColumn(ValueError):
@@ -61,13 +58,15 @@ class OwnReward:
         texts = batch.completions
         arguments = fill_parameters(self.name, self.function, batch)
         try:
-            scores = self._call(arguments)
-        except (Exception, SystemExit) as error:
+            with calling(f"the reward {self.name}"):
+                scores = self._call(arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also GeneratorExit, CancelledError, or a class of its own
             shown = " or ".join(f"{text!r:.60}" for text in texts)
             example = f" on the completion {shown}" if len(texts) <= 2 else ""
             raise ValueError(
-                f"the reward {self.name} raised {type(error).__name__} ({error}){example}"
-                f"{line_of(error)}"
+                f"the reward {self.name} raised {describe(error)}{example}{line_of(error)}"
             ) from error
 
         return check_scores(self.name, scores, len(texts))
@@ -93,7 +92,9 @@ class OwnReward:
         """Try once more what failed on texts; if it fails again, the first error counts."""
         try:
             return finish(self.function(**as_messages(arguments)))
-        except (Exception, SystemExit):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             raise error from None
 
 
@@ -201,7 +202,7 @@ def check_score(name: str, index: int, score: Any) -> float | None:
 
     try:
         value = float(score)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # of a class of the user's
         value = math.nan
 
     if not math.isfinite(value):
@@ -228,9 +229,12 @@ def import_reward(name: str) -> Callable[..., Any]:
 
     arguments = name.removeprefix(place) or "()"
     try:
-        made = make_with(named, arguments)
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__} ({error}){line_of(error)}"
+        with calling(f"the reward {name}"):
+            made = make_with(named, arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        reason = f"{describe(error)}{line_of(error)}"
         raise ValueError(f"the reward {name} cannot be made: {reason}") from error
 
     if not callable(made):
@@ -277,18 +281,3 @@ def pair_to_try(problem: Problem, row: Mapping[str, Any], max_tokens: int) -> To
         rows=[row] * 2,
         max_tokens=max_tokens,
     )
-
-
-def line_of(error: BaseException) -> str:
-    """The last line of user code in a traceback, as " at FILE:LINE"."""
-    folders = [f"{sysconfig.get_path(path)}{os.sep}" for path in INSTALLED]
-    not_of_users = ("<", *folders)
-
-    line_of_user = ""
-    for frame, line in walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not file.startswith(not_of_users) and package != "mesotron":
-            line_of_user = f" at {file}:{line}"
-
-    return line_of_user

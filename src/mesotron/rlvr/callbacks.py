@@ -19,8 +19,11 @@ from mesotron.probes.forgetting import text_nll
 from mesotron.probes.gradients import snr_from_norms, squared_norm
 from mesotron.rlvr.optimizer import unwrap_optimizer
 from mesotron.rlvr.state import random_state, restore_random_state
+from mesotron.rlvr.together import together
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
+from mesotron.runs.deadline import LimitReached
+from mesotron.runs.own_code import FAILURES
 from mesotron.runs.process import StopRequest
 from mesotron.tasks.rows import Rows
 from mesotron.watch.budget import Budget
@@ -296,7 +299,10 @@ class Spending(TrainerCallback):
 
 class EvalEvery(TrainerCallback):
     """Puts the greedy accuracy into the row of every n-th step, as eval/greedy; for rewards of the
-    user's own their mean, as eval/reward."""
+    user's own their mean, as eval/reward.
+
+    An evaluation that fails stops the run once its step is saved. A resumed run makes it first.
+    """
 
     def __init__(
         self,
@@ -306,6 +312,7 @@ class EvalEvery(TrainerCallback):
         start: float,
         problems: int,
         name: str = "eval/greedy",
+        run: RunFolder | None = None,
     ) -> None:
         self.every = every
         self.trainer = trainer
@@ -313,13 +320,53 @@ class EvalEvery(TrainerCallback):
         self.start = start
         self.problems = problems
         self.name = name
+        self.run = run
+        self.failure: BaseException | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        row = state.log_history[-1] if state.log_history else {}
+        due = state.global_step > 0 and state.global_step % self.every == 0
+        if not due or row.get("step") != state.global_step or self.name in row:
+            return
+
+        scores = self._scores(together(self.score))
+        row |= scores
+        if self.run is not None and state.is_world_process_zero:
+            self.run.amend("metrics", state.global_step, scores)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = state.global_step % self.every == 0
-        if due or state.global_step == 1:
-            metrics = self.trainer._metrics["train"]
-            metrics[self.name].append(self.score() if due else self.start)
-            metrics["eval/problems"].append(float(self.problems))
+        if not due and state.global_step != 1:
+            return
+
+        scores = self._scores(self.start)
+        if due:
+            try:
+                scores = self._scores(self._score_whole_step())
+            except (*FAILURES, LimitReached) as failure:
+                self.failure = failure
+                control.should_save = control.should_training_stop = True
+                return
+
+        metrics = self.trainer._metrics["train"]
+        for name, value in scores.items():
+            metrics[name].append(value)
+
+    def _score_whole_step(self) -> float:
+        """The score; while it is computed, what was just trained counts as a whole step."""
+        state = self.trainer.process_state()
+        self.trainer.last_step = state | {"metrics": {}}  # those of this step's row
+        try:
+            return together(self.score)
+        finally:
+            self.trainer.last_step = None
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _scores(self, value: float) -> dict[str, float]:
+        return {self.name: value, "eval/problems": float(self.problems)}
 
 
 class ForgettingProbe(TrainerCallback):

@@ -14,6 +14,7 @@ vLLM's random states are not saved.
 import copy
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ from mesotron.rlvr.state import (
     save_state,
 )
 from mesotron.runs import checkpoints
+from mesotron.runs.own_code import end_copy
 
 # The mixin calls methods of the trainer that follows it in the bases.
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class SafeCheckpoints(Mixin):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stateful = {}
+        self.owner = os.getpid()
         super().__init__(*args, **kwargs)
 
     def own_state(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class SafeCheckpoints(Mixin):
     # Writing
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        end_copy(self.owner)
         root = Path(self._get_output_dir(trial))
         step = self.state.global_step
         draft = checkpoints.draft_path(root, step)
@@ -163,13 +167,16 @@ class SafeCheckpoints(Mixin):
         }
 
     def save_last_step(self) -> None:
-        """After an error in a rollout, save as if training had stopped before it."""
+        """After an error, save as if training had stopped when the last whole step ended. Every
+        process must call this."""
         path = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        is_alone = self.args.world_size == 1
-        if is_alone and self.last_step and self.state.global_step and not path.exists():
-            self.state.num_input_tokens_seen = self.last_step["tokens"]
-            with suppress(ValueError):  # such as a full disk; the first error matters
-                self._save_checkpoint(self.model, None)
+        if self.last_step is None or not self.state.global_step or path.exists():
+            return
+
+        self.state.num_input_tokens_seen = self.last_step["tokens"]
+        self.current_flos = 0  # of the step that failed
+        with suppress(ValueError):  # such as a full disk; the first error matters
+            self._save_checkpoint(self.model, None)
 
     def _optimizer_file(self) -> str:
         # One file, or one per process where each has a part of the state.

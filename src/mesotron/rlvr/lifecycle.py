@@ -20,9 +20,11 @@ from mesotron.optim.device import name_device
 from mesotron.runs import RunFolder, process
 from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, print_line
+from mesotron.runs.own_code import FAILURES, describe, explain
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_settings
 
+log = logging.getLogger("mesotron")
 LOUD_LIBRARIES = ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes")
 
 
@@ -125,14 +127,41 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
 
     try:
         trainer.train(str(checkpoint.path) if checkpoint else None)
-    except ValueError as error:  # such as a reward function that raised
-        trainer.save_last_step()
+    except FAILURES as error:  # such as a reward function that raised
+        if process.num_processes() == 1 or isinstance(error, process.SharedFailure):
+            trainer.save_last_step()  # else the other processes would not take part
+        raise
+
+
+@contextmanager
+def explain_failure(plan: Plan[Any]) -> Iterator[None]:
+    """Add how to continue to an error, and make one sentence of what the user's code raised."""
+    try:
+        yield
+    except FAILURES as error:
         saved, _ = newest_whole(plan.path / "checkpoints")
-        if saved is None:
+        place = f"step {saved.step}" if saved else "the start"
+        after = f"once that is fixed, {resume_command(plan)} continues from {place}"
+
+        sentence = explain(error)
+        if sentence is None and is_of_lost_process(error):
+            sentence = f"another process ended, see what it says: {describe(error)}"
+
+        if sentence is None:
+            log.error(after)  # the traceback of a bug follows
             raise
 
-        after = f"once that is fixed, {resume_command(plan)} continues from step {saved.step}"
-        raise ValueError(f"{error}; {after}") from error
+        kind = process.SharedFailure if isinstance(error, process.SharedFailure) else ValueError
+        raise kind(f"{sentence}; {after}") from error
+
+
+def is_of_lost_process(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone."""
+    if process.num_processes() == 1:
+        return False
+
+    is_distributed = isinstance(error, torch.distributed.DistError)
+    return is_distributed or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def load_finished(trainer: Any, checkpoint: Path, step: int) -> None:

@@ -21,6 +21,7 @@ from mesotron.rewards.call import Reward, as_reward_function, make_reward, reads
 from mesotron.rlvr.lifecycle import trainer_arguments
 from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.optimizer import check_settings
+from mesotron.rlvr.together import together
 from mesotron.rlvr.trl_arguments import check_enough, sampler_arguments, trl_arguments
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.rlvr.trl_trainer import GRPOTrainer
@@ -100,7 +101,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
 
     trainer = GRPOTrainer(
         model=parts.model,
-        reward_funcs=as_reward_function(parts.reward),
+        reward_funcs=as_reward_function(parts.reward, together),
         args=make_arguments(parts, run),
         train_dataset=make_rows(first_level(parts.task, config.task), config.task, parts.tokenizer),
         processing_class=parts.tokenizer,

@@ -28,6 +28,7 @@ from mesotron.rlvr.callbacks import (
     Spending,
 )
 from mesotron.rlvr.lifecycle import (
+    explain_failure,
     fit,
     live_view,
     open_folder,
@@ -39,6 +40,7 @@ from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.rlvr.parts import Parts, build_trainer, evaluate_part, load
 from mesotron.rlvr.run_report import compare, main_score, show, write_report
+from mesotron.rlvr.together import together
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
 from mesotron.runs.console import LiveView, SafeConsole, print_line
@@ -67,6 +69,7 @@ def train(plan: Plan[TrainConfig], budget: Budget) -> int:
         with (
             open_folder(plan, parts.device) as run,
             process.explain_interrupt(f"continue with {resume_command(plan)}"),
+            explain_failure(plan),
         ):
             budget.loaded(run)
             return train_in(run, plan, parts, budget, console)
@@ -99,7 +102,7 @@ def train_in(
     elif step < config.steps:
         say_stopped(console, run, plan, step, spending.stopped_by)
     else:
-        after = evaluate_part(parts, trainer.model, "after")
+        after = together(lambda: evaluate_part(parts, trainer.model, "after"))
         report(session, before, after, console)
 
     return 0
@@ -128,7 +131,7 @@ def evaluate_before(run: RunFolder, parts: Parts, budget: Budget, console: Conso
 
     print_line(console, f"evaluating it on {len(parts.task.eval)} held-out problems")
     with budget.evaluation():
-        before = evaluate_part(parts, parts.model, "before")
+        before = together(lambda: evaluate_part(parts, parts.model, "before"))
 
     if process.is_main():
         run.save("before", before)
@@ -224,6 +227,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView, stop: process.S
             start["value"],
             before["problems"],
             "eval/reward" if is_by_reward(before) else "eval/greedy",
+            session.run,
         )
         callbacks.append(evaluates)
 

@@ -18,9 +18,10 @@ from mesotron.models.precision import choose_precision, supports_bfloat16
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.device import choose_device, use_one_thread_if_small
-from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
+from mesotron.rlvr.callbacks import GracefulStop, KeepLastStep, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.lifecycle import (
+    explain_failure,
     fit,
     live_view,
     open_folder,
@@ -111,7 +112,11 @@ def train(plan: Plan[SftConfig], budget: Budget) -> int:
     rows = make_demonstrations(task, config, tokenizer)
 
     how_to_continue = f"continue with {resume_command(plan)}"
-    with open_folder(plan, device) as run, explain_interrupt(how_to_continue):
+    with (
+        open_folder(plan, device) as run,
+        explain_interrupt(how_to_continue),
+        explain_failure(plan),
+    ):
         budget.loaded(run)
         arguments = trainer_arguments(config, device, model, run) | own_arguments(config)
 
@@ -126,6 +131,7 @@ def train(plan: Plan[SftConfig], budget: Budget) -> int:
         )
         trainer.remove_callback(PrinterCallback)
 
+        trainer.add_callback(KeepLastStep(trainer))
         spending = Spending(budget, trainer)
         with live_view(run, plan, console, WATCHED) as (view, stop):
             log = RunLog(run, view, trainer)

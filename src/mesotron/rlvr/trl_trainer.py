@@ -900,6 +900,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.average is not None and self.average.updates and is_over:
             self.average.write(self.policy, self.average.weights)
 
+    def save_last_step(self) -> None:
+        for average in (self.anchor, self.average, self.ref_model):
+            if isinstance(average, Anchor):
+                average.put_back(self.policy)
+
+        super().save_last_step()
+
     def restore_policy(self, checkpoint: Path) -> None:
         super().restore_policy(checkpoint)
         self.end_with_average()

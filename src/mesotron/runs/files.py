@@ -89,6 +89,17 @@ def cut_rows_after(path: Path, step: int) -> None:
     write_whole(path, kept)
 
 
+def amend_row(path: Path, step: int, values: Row) -> None:
+    """Add values to the row of a step."""
+    text = ""
+    for row in read_rows(path):
+        if row.get("step") == step:
+            row |= values
+        text += json.dumps(row, ensure_ascii=False) + "\n"
+
+    write_whole(path, text)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees the old text or the new one. One writer at a time:
     a run's lock sees to that."""

@@ -25,6 +25,7 @@ from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.runs.files import (
     Row,
+    amend_row,
     append_row,
     cut_rows_after,
     printable,
@@ -35,6 +36,7 @@ from mesotron.runs.files import (
     write_whole,
 )
 from mesotron.runs.links import open_own, refuse_links
+from mesotron.runs.own_code import end_copy
 
 log = logging.getLogger("mesotron")
 Stream = Literal["metrics", "events", "samples", "spectra"]
@@ -128,6 +130,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
         self._is_last = False
+        self._owner = os.getpid()
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is not a run: it has no config.json; name a folder of runs/")
 
@@ -157,6 +160,7 @@ class RunFolder:
         return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
+        self._end_copy()
         append_row(self.path / f"{stream}.jsonl", row)
 
         if stream == "metrics" and not self._is_last:  # a failed start leaves runs/last alone
@@ -181,12 +185,23 @@ class RunFolder:
         for stream in STREAMS:
             cut_rows_after(self.path / f"{stream}.jsonl", step)
 
+    def amend(self, stream: Stream, step: int, values: Row) -> None:
+        """Add values to the row of a step."""
+        self._end_copy()
+        amend_row(self.path / f"{stream}.jsonl", step, values)
+
     def save(self, name: str, value: Row) -> None:
+        self._end_copy()
         write_json(self.path / f"{name}.json", value)
 
     def load(self, name: str) -> Row | None:
         path = self.path / f"{name}.json"
         return read_json(path) if os.path.lexists(path) else None
+
+    def _end_copy(self) -> None:
+        """Writers hold the lock: a forked copy of one, such as a reward can make, ends here."""
+        if self._lock is not None:
+            end_copy(self._owner)
 
     def finish(self, result: Row, report: Callable[[], str]) -> None:
         """Write how the run ended: numbers for tools first, then text for people."""
@@ -200,11 +215,13 @@ class RunFolder:
         if self._lock is None:
             raise ValueError(f"{self.path} is in use by another process; stop it first")
 
+        self._owner = os.getpid()
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._lock is not None
         self._lock.close()
+        self._lock = None
 
 
 @contextmanager

@@ -45,6 +45,10 @@ def _read_number(name: str, default: int) -> int:
     return int(text)
 
 
+class SharedFailure(ValueError):
+    """A failure that is raised in every process; only the main one prints it."""
+
+
 class StopRequest:
     """Makes Ctrl-C and SIGTERM requests to finish the step and save; a second Ctrl-C stops, and so
     does the first inside `waiting_for` something that hangs.

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from mesotron.config.base import flag_of, suggest
+from mesotron.runs.own_code import calling, text_of
 
 
 def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -54,14 +55,17 @@ def import_named(name: str, what: str) -> Any:
         raise ValueError(f"there is no file {module_name} for the {what} {name!r}")
 
     try:
-        if is_file:
-            module = import_file(module_name)
-        else:
-            module = import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
+        with calling(f"the {what} {name}"):
+            if is_file:
+                module = import_file(module_name)
+            else:
+                module = import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code may raise anything; a script exits
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
         hint = " (for a file of yours give FILE.py:NAME)" if is_absent else ""
-        reason = f"{type(error).__name__}: {error}{hint}"
+        reason = f"{type(error).__name__}: {text_of(error)}{hint}"
         raise ValueError(f"cannot import the {what} {name!r}: {reason}") from error
 
     if not callable(getattr(module, attribute, None)):

@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from trl import chat_template_utils as templates
 
 from mesotron.config import TrainConfig
+from mesotron.runs.own_code import calling, text_of
 from mesotron.runs.trust import import_named
 from mesotron.sampling.decode import Completion, generate
 from mesotron.tasks.prompts import Message
@@ -37,9 +38,10 @@ class ToolEpisode:
         name = function["name"]
         try:
             by_name = {tool.__name__: tool for tool in self.tools}
-            result = by_name[name](**function["arguments"])
+            with calling(f"the tool {name}"):
+                result = by_name[name](**function["arguments"])
         except Exception as error:  # the model reads it, as in training
-            result = {"error": str(error)}
+            result = {"error": text_of(error)}
 
         return {"role": "tool", "name": name, "content": str(result)}
 
@@ -109,8 +111,9 @@ class Toolbox:
         if row["columns"]:  # as in training
             arguments["columns"] = json.dumps(row["columns"], default=str)
 
-        world = self.environment()
-        observation = world.reset(**arguments) or ""
+        with calling("the environment"):
+            world = self.environment()
+            observation = world.reset(**arguments) or ""
         last = messages[-1]
         messages[-1] = {**last, "content": last["content"] + observation}
 
@@ -224,7 +227,7 @@ def load_toolbox(config: TrainConfig) -> Toolbox | None:
             get_json_schema(tool)
         except Exception as error:
             need = "needs type hints, and a docstring with a line for each argument under Args:"
-            raise ValueError(f"the tool {tool.__name__} {need} {error}") from error
+            raise ValueError(f"the tool {tool.__name__} {need} {text_of(error)}") from error
 
     return Toolbox(tools, environment)
 
@@ -239,4 +242,4 @@ def try_environment(name: str, environment: Callable[[], Any]) -> list[Tool]:
         return []
     except Exception as error:
         need = "must be a class without arguments that has a method reset"
-        raise ValueError(f"--environment {name} {need}: {error}") from error
+        raise ValueError(f"--environment {name} {need}: {text_of(error)}") from error
