@@ -103,30 +103,42 @@ def pack_groups(
 
     U = frame.rows
     S = frame.tokens
-    if U * S >= B * (P + T) or U * S**2 > MAX_PAIRS * B * (P + T) ** 2:
+    saves_tokens = U * S < B * (P + T)
+    few_pairs = U * S**2 <= MAX_PAIRS * B * (P + T) ** 2
+    if not (saves_tokens and few_pairs):
         return None
 
-    packed = ids.new_zeros(U, S)
-    labels = ids.new_full((U, S), IGNORED)
+    # Prompts end where the first segment begins.
+    place = slice(frame.lead - (P - 1), frame.lead)
+    used = slice(len(groups.first))
+
     prompt = torch.zeros(U, frame.lead, dtype=torch.bool, device=ids.device)
-    place = slice(frame.lead - (P - 1), frame.lead)  # prompts end where the first segment begins
-    packed[: len(groups.first), place] = ids[groups.first, : P - 1]
-    prompt[: len(groups.first), place] = mask[groups.first, : P - 1] != 0
-    segments = ids.new_zeros(U * frame.segments, frame.length)
-    segments[groups.slots, :T] = ids[:, P - 1 : -1]
-    packed[:, frame.lead :] = segments.view(U, -1)
-    segments.fill_(IGNORED)
-    segments[groups.slots, :T] = ids[:, P:].masked_fill(mask[:, P:] == 0, IGNORED)
-    labels[:, frame.lead :] = segments.view(U, -1)
+    prompt[used, place] = mask[groups.first, : P - 1] != 0
+
+    packed = ids.new_zeros(U, S)
+    packed[used, place] = ids[groups.first, : P - 1]
+    packed[:, frame.lead :] = in_segments(ids[:, P - 1 : -1], groups.slots, frame, padding=0)
+
+    labels = ids.new_full((U, S), IGNORED)
+    scored = ids[:, P:].masked_fill(mask[:, P:] == 0, IGNORED)
+    labels[:, frame.lead :] = in_segments(scored, groups.slots, frame, padding=IGNORED)
 
     return PackedGroups(
-        frame,
-        packed,
-        prompt,
-        labels,
-        groups.slots,
-        T,
+        frame=frame,
+        ids=packed,
+        prompt=prompt,
+        labels=labels,
+        slots=groups.slots,
+        length=T,
     )
+
+
+def in_segments(values: Tensor, slots: Tensor, frame: Frame, padding: int) -> Tensor:
+    """(U, G T) from (B, T) values of completions, each in its segment."""
+    segments = values.new_full((frame.rows * frame.segments, frame.length), padding)
+    segments[slots, : values.shape[1]] = values
+
+    return segments.view(frame.rows, -1)
 
 
 @dataclass(frozen=True)
@@ -140,28 +152,28 @@ class Groups:
 
 def find_groups(rows: Tensor, most: int | None = None) -> Groups:
     """Group equal rows of (B, P) integers; more than `most` equal ones make several groups."""
-    _, kind, counts = rows.unique(
-        dim=0,
-        return_inverse=True,
-        return_counts=True,
-    )
+    device = rows.device
+    _, kind, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
 
+    # Rows by kind, and the number of each row among those of its kind.
     order = kind.argsort(stable=True)
     starts = counts.cumsum(0) - counts
     number = torch.empty_like(kind)
-    number[order] = torch.arange(len(rows), device=rows.device) - starts[kind[order]]
+    number[order] = torch.arange(len(rows), device=device) - starts[kind[order]]
+
+    # A kind with more rows than the largest group is split into several groups.
     largest = counts.max().clamp(max=most or len(rows))
-    parts = (counts + largest - 1) // largest  # groups of each kind
-    before = parts.cumsum(0) - parts
+    parts = (counts + largest - 1) // largest
+    before = parts.cumsum(0) - parts  # groups of the kinds in front
     G, U = torch.stack([largest, parts.sum()]).tolist()  # the only synchronization
-    of = torch.arange(len(counts), device=rows.device).repeat_interleave(parts, output_size=U)
-    part = torch.arange(U, device=rows.device) - before[of]
-    slots = (before[kind] + number // G) * G + number % G
+
+    kinds = torch.arange(len(counts), device=device).repeat_interleave(parts, output_size=U)
+    part = torch.arange(U, device=device) - before[kinds]
 
     return Groups(
-        first=order[starts[of] + part * G],
+        first=order[starts[kinds] + part * G],
         largest=G,
-        slots=slots,
+        slots=(before[kind] + number // G) * G + number % G,
     )
 
 
@@ -172,12 +184,11 @@ def keep_groups(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     groups = find_groups(torch.cat(prompts))
     order = groups.first[groups.slots // groups.largest].argsort(stable=True)
 
-    columns = {
-        name: value
-        if value is None or value.ndim == 0  # of all rows
-        else torch.cat([batch[name] for batch in batches])[order]
-        for name, value in batches[0].items()
-    }
+    columns = {}
+    for name, value in batches[0].items():
+        has_rows = value is not None and value.ndim > 0
+        columns[name] = torch.cat([batch[name] for batch in batches])[order] if has_rows else value
+
     return split_tensor_dict(columns, len(batches))
 
 
@@ -192,6 +203,7 @@ def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
     segment = ((place - lead) // T).clamp(min=-1)
     allowed = (segment[:, None] == segment[None]) | (segment[None] == -1)
     allowed &= place[:, None] >= place[None]
+
     visible = torch.cat([prompt, prompt.new_ones(U, G * T)], dim=1)
 
     # A padded token sees itself: with nothing to attend to it would give NaN, which survives.
