@@ -28,33 +28,36 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
         known = ", ".join(optimizer_names())
         raise ValueError(f"optim.name = {config.name!r} must be one of {known}")
 
-    options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
-    if config.name != "adamw":
-        options |= {
-            "momentum": config.momentum,
-            "scale": config.scale,
-            "aux_lr": config.aux_lr,
-        }
-        if config.name == "muon_sgd" and config.aux_lr is None:
-            options["aux_lr"] = FINE_TUNING_SGD_LR
-
-        fused = False if config.fused is False else None
-        options |= {
-            "fused": fused,
-            "leash": config.leash,
-            "lora": config.lora,
-        }
-
-    strength = {"promote": config.promote, "cutoff": config.cutoff}
-    options |= {key: value for key, value in strength.items() if value is not None}
-
-    if config.rank is not None:
-        options |= {"filter": "low_rank", "rank": config.rank}
-
-    optimizer = find_builder(config.name)(model, config.lr, **options)
+    optimizer = find_builder(config.name)(model, config.lr, **builder_options(config))
     check_all_train(model, optimizer)
 
     return optimizer
+
+
+def builder_options(config: OptimConfig) -> dict[str, Any]:
+    """What a config says beside name and rate; fields left open keep the builder's defaults."""
+    options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
+
+    if config.name != "adamw":
+        options["momentum"] = config.momentum
+        options["scale"] = config.scale
+        options["aux_lr"] = config.aux_lr
+        options["leash"] = config.leash
+        options["lora"] = config.lora
+        options["fused"] = False if config.fused is False else None
+
+    if config.name == "muon_sgd" and config.aux_lr is None:
+        options["aux_lr"] = FINE_TUNING_SGD_LR
+
+    if config.promote is not None:
+        options["promote"] = config.promote
+    if config.cutoff is not None:
+        options["cutoff"] = config.cutoff
+    if config.rank is not None:
+        options["filter"] = "low_rank"
+        options["rank"] = config.rank
+
+    return options
 
 
 def check_settings(config: OptimConfig) -> None:
@@ -63,8 +66,15 @@ def check_settings(config: OptimConfig) -> None:
 
 def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     # An optimizer built before LoRA wrapping would raise nothing, and the adapters would not train.
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    stepped = set()
+    for group in optimizer.param_groups:
+        stepped.update(id(p) for p in group["params"])
+
+    missing = []
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in stepped:
+            missing.append(name)
+
     if missing:
         raise ValueError(
             f"{missing[0]!r} trains but is in no group of the optimizer ({len(missing)} such): "
@@ -97,8 +107,24 @@ def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
 def matrix_rate(optimizer: Any, first: float) -> float:
     """The rate to log: Transformers takes the first group's, that of embeddings and norms."""
     routed = unwrap_optimizer(optimizer)
-    groups = [] if routed is None else routed.param_groups
-    return float(next((group["lr"] for group in groups if group["rule"] in SPECTRAL_RULES), first))
+    if routed is None:
+        return first
+
+    for group in routed.param_groups:
+        if group["rule"] in SPECTRAL_RULES:
+            return float(group["lr"])
+
+    return float(first)
+
+
+def devices_of_kernels(optimizer: RoutedOptimizer) -> set[torch.device]:
+    """Where matrices are that fused kernels may step."""
+    devices = set()
+    for group in optimizer.param_groups:
+        if group["rule"] in ("muon", "pion") and group["fused"] is not False:
+            devices.update(p.device for p in group["params"])
+
+    return devices
 
 
 class OptimizerLog(TrainerCallback):
@@ -114,10 +140,7 @@ class OptimizerLog(TrainerCallback):
             return
 
         self.blocks = choose_blocks(optimizer)
-        spectral = [g for g in optimizer.param_groups if g["rule"] in ("muon", "pion")]
-
-        devices = {p.device for g in spectral if g["fused"] is not False for p in g["params"]}
-        if any(map(triton.available, devices)):
+        if any(map(triton.available, devices_of_kernels(optimizer))):
             log.warning(
                 "the first step compiles GPU kernels, up to 13 s, unless they are in Triton's "
                 "cache on disk (--no-optim.fused does without them)"
