@@ -330,10 +330,10 @@ def test_resampling_fills_the_batch_with_prompts_with_a_signal(tmp_path, monkeyp
     rounds = {row["dynamic/rounds"] for _, row in steps}
     if oversample == 1:
         assert max(rounds) > 1
-        assert trainer.stream.taken > 0
+        assert trainer.resampler.stream.taken > 0
     else:
         assert (rounds, set(sampled), trainer.usual_rows) == ({1}, {96}, 96)
-        assert trainer.stream.taken == 18 * len(steps)
+        assert trainer.resampler.stream.taken == 18 * len(steps)
 
 
 def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):

@@ -30,8 +30,12 @@ def momentum_at(
     """Constant, or a cosine over the run (`progress` 0 to 1) that ends at 1 - 1e-5."""
     if schedule == "constant":
         return momentum
+
     last = max(LAST_MOMENTUM, momentum)
-    return last - (last - momentum) * (1 + cos(pi * min(max(progress, 0.0), 1.0))) / 2
+    progress = min(max(progress, 0.0), 1.0)
+    left = (1 + cos(pi * progress)) / 2  # 1 at the start, 0 at the end
+
+    return last - (last - momentum) * left
 
 
 class Anchor:
@@ -70,16 +74,16 @@ class Anchor:
         if self._ready:
             return self
 
-        now = {n: local(p).to(self.dtype or p.dtype, copy=True) for n, p in trainable(model)}
+        copies = {}
+        for name, p in trainable(model):
+            copies[name] = local(p).to(self.dtype or p.dtype, copy=True)
+
         if self.weights:  # from a checkpoint
-            shapes, loaded = ({n: w.shape for n, w in x.items()} for x in (now, self.weights))
-            wrong = [n for n in (*loaded, *shapes) if loaded.get(n) != shapes.get(n)]
-            if wrong:
-                raise ValueError(f"the checkpoint's anchor does not fit the model: {wrong[0]!r}")
+            refuse_other_shapes(self.weights, copies)
+            for name, mean in self.weights.items():
+                copies[name].copy_(mean)
 
-            now = {name: now[name].copy_(mean) for name, mean in self.weights.items()}
-
-        self.weights = now
+        self.weights = copies
         self._ready = True
 
         return self
@@ -96,11 +100,22 @@ class Anchor:
             sums.append(torch.stack([away.square().sum(), now.float().square().sum()]))
 
             # At m = 0 exactly the model, which mean + (now - mean) is not to the last bit.
-            mean.copy_(now) if momentum == 0 else mean.add_(away, alpha=1 - momentum)
+            if momentum == 0:
+                mean.copy_(now)
+            else:
+                mean.add_(away, alpha=1 - momentum)
 
         total = torch.stack(sums).sum(dim=0)
         self.moved = total * torch.tensor([momentum**2, 1.0], device=total.device)
         self.updates += 1
+
+    def distance(self, total: Callable[[Tensor], Tensor]) -> float:
+        """To the model after the last update, relative to it; `total` sums over shards."""
+        away, size = total(self.moved).tolist()
+        if not size:
+            return 0.0
+
+        return (away / size) ** 0.5
 
     @torch.no_grad()
     def add(self, model: nn.Module, decay: float) -> None:
@@ -153,6 +168,13 @@ class Anchor:
         self.moved = torch.tensor(values["moved"])
 
 
+def refuse_other_shapes(loaded: dict[str, Tensor], copies: dict[str, Tensor]) -> None:
+    for name in (*loaded, *copies):
+        fits = name in loaded and name in copies and loaded[name].shape == copies[name].shape
+        if not fits:
+            raise ValueError(f"the checkpoint's anchor does not fit the model: {name!r}")
+
+
 TokenRows = list[Sequence[int]]  # lists or arrays
 Sample = Callable[[TokenRows, int], tuple[Any, Any]]
 """Samples one completion per prompt: token ids and log-probabilities (or None)."""
@@ -198,23 +220,36 @@ class AnchoredSampler:
         return own, completion_ids
 
     def merged(self, prompt_ids: TokenRows, generations: int, number: int) -> tuple[Any, Any]:
-        start = self.rank * len(prompt_ids)
-        ours = generations - number
-        by_anchor = [(start + k) % generations >= ours for k in range(len(prompt_ids))]
+        """Completions of which the last `number` of each group are the anchor's."""
+        first = self.rank * len(prompt_ids)  # groups may begin in another process
+        own = generations - number
 
-        results: dict[int, tuple[Any, Any]] = {}
-        for anchored, count in ((False, ours), (True, number)):
-            rows = [k for k, chosen in enumerate(by_anchor) if chosen == anchored]
-            if rows:
-                sample = self._from_anchor if anchored else self.sample
-                ids, logprobs = sample([prompt_ids[k] for k in rows], count)
-                logprobs = logprobs or [None] * len(rows)
-                results |= dict(zip(rows, zip(ids, logprobs, strict=True), strict=True))
+        by_policy = []
+        by_anchor = []
+        for k in range(len(prompt_ids)):
+            if (first + k) % generations < own:
+                by_policy.append(k)
+            else:
+                by_anchor.append(k)
 
-        completion_ids = [results[k][0] for k in range(len(prompt_ids))]
-        logprobs = [results[k][1] for k in range(len(prompt_ids))]
+        completions: dict[int, Any] = {}
+        logprobs: dict[int, Any] = {}
+        sources = ((by_policy, self.sample, own), (by_anchor, self._from_anchor, number))
+        for rows, sample, count in sources:
+            if not rows:
+                continue
 
-        return completion_ids, None if logprobs[0] is None else logprobs
+            tokens, scores = sample([prompt_ids[k] for k in rows], count)
+            completions |= dict(zip(rows, tokens, strict=True))
+            if scores:
+                logprobs |= dict(zip(rows, scores, strict=True))
+
+        places = range(len(prompt_ids))
+        in_order = [completions[k] for k in places]
+        if not logprobs:
+            return in_order, None
+
+        return in_order, [logprobs[k] for k in places]
 
 
 def refuse_flat_shards(trainer: Any, name: str) -> None:

@@ -228,7 +228,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.anchor = self._make_anchor()
         self.average_decay = average
         self.average = self._make_average(average)
-        self.stream, self.resampler = self._make_resampler(args)
+        self.usual_rows = self._first_round_rows(args)
+        self.resampler = self._make_resampler(args)
         self.fast = choose_fast_paths(self) if fast else FastPaths()
         self.shared_prompts = self._make_shared_prompts()
         self._add_callbacks()
@@ -322,29 +323,30 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         return average
 
-    def _make_resampler(self, args: GRPOConfig) -> tuple[PromptStream | None, Resampler | None]:
-        """Further prompts for groups without a signal; `usual_rows` are those of a first round."""
-        self.usual_rows = 0
+    def _first_round_rows(self, args: GRPOConfig) -> int:
+        """Rows of a first round, for graphs of that size; 0 where every round has as many."""
         if self.objective.dynamic_sampling != "resample":
-            return None, None
+            return 0
 
-        G = self.num_generations
         rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-        self.usual_rows = first_round_rows(rows, G, self.objective.dynamic_oversample)
+        return first_round_rows(rows, self.num_generations, self.objective.dynamic_oversample)
+
+    def _make_resampler(self, args: GRPOConfig) -> Resampler | None:
+        """Samples further prompts for groups without a signal."""
+        if self.objective.dynamic_sampling != "resample":
+            return None
 
         stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
         self.stateful["prompts"] = stream
-        data = copy.copy(self.train_dataset)  # its `latest` is not the data loader's
 
-        resampler = Resampler(
-            data,
+        return Resampler(
+            copy.copy(self.train_dataset),  # its `latest` is not the data loader's
             stream,
             self.objective,
-            G,
+            self.num_generations,
             args.process_index,
             args.world_size,
         )
-        return stream, resampler
 
     def _make_shared_prompts(self) -> SharedPromptPass | None:
         if not self.fast.share_prompts:
@@ -704,7 +706,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _log_completions(
         self, rollout: Rollout, scored: Scored, advantages: grpo.Advantages
     ) -> None:
-        """Fills TRL's table of completions, and takes what reward functions logged."""
+        """Fills TRL's table of completions."""
         assert scored.by_function is not None
         self._logs["prompt"].extend(gather_object(rollout.prompts))
         self._logs["completion"].extend(gather_object(rollout.completions))
@@ -712,9 +714,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         for name, column in zip(self.reward_func_names, scored.by_function.T, strict=True):
             self._logs["rewards"][name].extend(column.tolist())
 
+        self._take_logged(len(rollout.prompts))
+
+    def _take_logged(self, number: int) -> None:
+        """Takes what reward functions logged of this process's completions."""
         # Sorted, so that all processes gather in the same order.
         for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
-            values = self._pending_extra_logs.get(column, [None] * len(rollout.prompts))
+            values = self._pending_extra_logs.get(column, [None] * number)
             self._logs["extra"][column].extend(gather_object(values))
 
         for name in sorted(set(gather_object(list(self._pending_metrics)))):
@@ -819,16 +825,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     ) -> tuple[Any, Any, Any]:
         """Log-probabilities [B, T], and maybe entropies [B, T] and the router's loss."""
         tokens = (input_ids, attention_mask, logits_to_keep)
-        if isinstance(model, Anchor):  # as the reference
-            trains = self.policy.training
-            with model.in_place_of(self.policy):
-                self.policy.eval()  # without dropout, as TRL's
-                passed = self._get_per_token_logps_and_entropies(
-                    self.policy, *tokens, batch_size, **rest
-                )
-                self.policy.train(trains)
-
-            return passed
+        if isinstance(model, Anchor):
+            return self._pass_of_anchor(model, *tokens, batch_size, **rest)
 
         if self.shared_prompts is None:
             return super()._get_per_token_logps_and_entropies(
@@ -849,13 +847,22 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             parts.append(part)
 
         logprobs = torch.cat([part[0] for part in parts])
-
+        entropies = None
         if compute_entropy:
             entropies = torch.cat([part[1] for part in parts])
-        else:
-            entropies = None
 
         return logprobs, entropies, None
+
+    def _pass_of_anchor(self, anchor: Anchor, *tokens: Any, **rest: Any) -> tuple[Any, Any, Any]:
+        """The pass of a reference whose weights take the policy's place; without dropout, as
+        TRL's."""
+        trains = self.policy.training
+        with anchor.in_place_of(self.policy):
+            self.policy.eval()
+            passed = self._get_per_token_logps_and_entropies(self.policy, *tokens, **rest)
+            self.policy.train(trains)
+
+        return passed
 
     # The anchor, and averaged weights
 
@@ -870,12 +877,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.anchor.copy_weights()  # if this rollout fails, those of the last step are saved
             self.update_anchor()
 
-        moved = self.anchor.moved
-        if self.is_fsdp_enabled:
-            moved = self.accelerator.reduce(moved.to(self.accelerator.device), reduction="sum")
+        self._note({"anchor/distance": self.anchor.distance(self._sum_of_shards)})
 
-        away, size = moved.tolist()  # pyright: ignore
-        self._note({"anchor/distance": (away / size) ** 0.5 if size else 0.0})
+    def _sum_of_shards(self, x: Tensor) -> Tensor:
+        if not self.is_fsdp_enabled:
+            return x
+
+        return self.accelerator.reduce(x.to(self.accelerator.device), reduction="sum")  # pyright: ignore
 
     def _release_anchor(self) -> None:
         """Free what `last_step` holds of an anchor before it moved, once the step has sampled."""
@@ -918,7 +926,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         # Accelerate's mixed precision rounds a sharded model's outputs to bfloat16, and TRL's
         # log-probabilities with them, by about 0.01; with one process it does not.
-
         if self.accelerator.is_fsdp2:
             plugin = self.accelerator.state.fsdp_plugin
         else:
