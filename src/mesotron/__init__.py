@@ -74,4 +74,4 @@ def _is_rule(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.answers.facts import Facts, no_facts
 from mesotron.answers.formats import FORMATS
-from mesotron.cli import COMMANDS, parse
+from mesotron.cli import COMMANDS, main, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
 from mesotron.evaluate import command, scores, transcripts
 from mesotron.evaluate.evaluate import evaluate
@@ -169,12 +170,31 @@ def test_wilson_against_its_defining_equation():
 
 
 def test_bootstrap_interval():
-    values = [0.0, 1.0] * 200
+    values = [0.0, 1.5] * 200
     score = scores.bootstrap(values)
-    assert score.value == 0.5
-    assert score.high - score.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.1)
+    assert score.value == 0.75
+    assert score.high - score.low == pytest.approx(2 * 1.96 * 0.75 / 20, rel=0.1)
     assert scores.bootstrap(values) == score
     assert scores.bootstrap([0.25]) == scores.Score(0.25, 0.25, 0.25)
+
+
+def test_intervals_of_few_problems_are_honest():
+    assert scores.bootstrap([1.0, 0.0, 1.0, 1.0]) == scores.wilson(3, 4)
+
+    # Four right answers of four do not prove that the fifth will be.
+    for value in (0.0, 1.0):
+        found = scores.bootstrap([value] * 4)
+        expected = scores.wilson(int(4 * value), 4)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+    # No difference on four problems may still be one on the next, in either direction.
+    unchanged = scores.bootstrap([0.0] * 4, signed=True)
+    assert (unchanged.value, unchanged.low) == (0.0, -unchanged.high)
+    assert unchanged.high == scores.wilson(0, 4).high
+
+    # Student's: 3.182 standard errors of four numbers.
+    few = scores.bootstrap([0.1, 0.2, 0.3, 0.4])
+    assert few.high - few.value == pytest.approx(3.182 * 0.12910 / 2, rel=1e-3)
 
 
 def test_majority_counts_answers():
@@ -479,7 +499,7 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     printed, progress = capsys.readouterr()
     assert "tiny on 6 problems" in progress  # without a terminal there is no bar
     assert "pass@2, T=1" in printed
-    assert "0.000 [0.000, 0.000]" in printed  # a model against itself
+    assert re.search(r"greedy gain +0\.000 \[-", printed)  # a model against itself
 
     first, second = json.loads(out.read_text())
     assert first == second
@@ -490,3 +510,22 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
 
     with pytest.raises(ValueError, match=r"eval\.json"):
         command.run(EvalConfig(model="no such model", out=Path("/")))  # before it loads a model
+
+
+@pytest.mark.parametrize("gold", ["answer", "label"])
+def test_sampled_rewards_have_a_row_with_gold_and_without(gold, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {k} + 2?", gold: str(k + 2)} for k in range(4)]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("mine.py").write_text(
+        "def score(completions, **kwargs):\n    return [len(text) / 10 for text in completions]\n"
+    )
+
+    words = "eval tiny --data mine.jsonl --reward mine.py:score --samples 2 --out scores.json"
+    small = "--task.num-eval 2 --max-tokens 8 --device cpu"
+    assert main([*words.split(), *small.split()]) == 0
+    assert "mean reward, T=1" in capsys.readouterr().out
+
+    (result,) = json.loads(Path("scores.json").read_text())
+    assert result["sampled"]["reward"]["value"] > 0
+    assert (result["sampled"]["majority"] is None) == (gold == "label")

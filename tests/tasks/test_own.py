@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.recipes import LORA_RATES, RATES
-from mesotron.rlvr.train import check, resolve_own
+from mesotron.rlvr.train import check, read_data, resolve_own
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import run_name
 from mesotron.tasks.own import read_own, read_source
@@ -233,7 +234,7 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
     config = read("run.toml --seed 4")
     assert (config.optim.lr, config.optim.name, config.seed) == (1e-4, "pion", 4)
     assert (config.task.columns, config.rollout.prompts) == ("prompt=question", 5)
-    assert "prompt = question" in check(config)[0]
+    assert "prompt = question" in check(config)[1][0]
 
     resolved = resolve_own(config)
 
@@ -404,3 +405,19 @@ def test_common_mistakes_are_answered_before_heavy_imports(tmp_path):
         assert answer in text, (mistake, text)
 
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("rows", [3, 12, 17])
+def test_few_rows_get_a_smaller_batch(rows, tmp_path, caplog):
+    path = tmp_path / "few.jsonl"
+    lines = [json.dumps({"question": f"What is {k} + 2?", "answer": k + 2}) for k in range(rows)]
+    path.write_text("\n".join(lines))
+
+    given = TrainConfig(recipe="own", task=TaskConfig(data=(str(path),)))
+    config, _ = check(given)
+    task, _ = read_data(given.task, False)
+    assert 1 <= config.rollout.prompts <= len(task.train) < given.rollout.prompts
+    assert f"--batch {config.rollout.prompts}" in caplog.text
+
+    enough = replace(given, rollout=replace(given.rollout, prompts=1))
+    assert check(enough)[0] == enough

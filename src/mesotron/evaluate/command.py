@@ -186,7 +186,7 @@ def greedy_gain(before: Evaluation, after: Evaluation) -> str:
     pairs = zip(before.transcripts, after.transcripts, strict=True)
     changes = changes_of(pairs, before.measure)
 
-    return str(bootstrap(changes)) if changes else "unknown"
+    return str(bootstrap(changes, signed=True)) if changes else "unknown"
 
 
 def score_column(result: Evaluation) -> dict[str, str]:
@@ -216,8 +216,15 @@ def score_column(result: Evaluation) -> dict[str, str]:
         for k, score in sampled.pass_at.items():
             rows[f"pass@{k}, {at}"] = str(score)
 
-        rows[f"pass@1 lenient, {at}"] = str(sampled.lenient)
-        rows[f"majority@{sampled.samples}, {at}"] = str(sampled.majority)
+        means = {
+            "mean reward": sampled.reward,
+            "pass@1 lenient": sampled.lenient,
+            f"majority@{sampled.samples}": sampled.majority,
+        }
+        for name, score in means.items():
+            if score is not None:
+                rows[f"{name}, {at}"] = str(score)
+
         rows["problems with mixed samples"] = f"{sampled.mixed:.3f}"
 
     return rows

@@ -22,6 +22,7 @@ from mesotron.config import TaskConfig
 from mesotron.evaluate.result import (
     Evaluation,
     Measure,
+    add_rewards,
     describe_greedy,
     describe_samples,
     score_greedy,
@@ -94,7 +95,7 @@ def evaluate(
         raise ValueError("there is no problem to evaluate on: raise --task.num-eval above 0")
 
     has_gold = any(problem.gold is not None for problem in problems)
-    if not has_gold:
+    if not has_gold and how.reward is None:
         how = replace(how, samples=0)
 
     # Generate.
@@ -113,8 +114,8 @@ def evaluate(
         sampled_facts = grade_samples(judge, sampled, problems, how.samples)
 
     rewards: Rewards = [None] * len(problems)
+    rows = reward_rows(problems, chats, tokenizer)
     if how.reward is not None:
-        rows = reward_rows(problems, chats, tokenizer)
         rewards = score_by_reward(how.reward, greedy, problems, rows, facts)
 
     # Score.
@@ -127,7 +128,22 @@ def evaluate(
         sampled_scores = score_sampled(
             sampled, sampled_facts, how.samples, how.temperature, how.seed
         )
-        findings += describe_samples(greedy_scores, sampled_scores, facts, sampled_facts, how.seed)
+        if has_gold:
+            findings += describe_samples(
+                greedy_scores, sampled_scores, facts, sampled_facts, how.seed
+            )
+
+        if how.reward is not None:
+            sampled_rewards = score_by_reward(
+                how.reward,
+                sampled,
+                repeat(problems, how.samples),
+                repeat(rows, how.samples),
+                sampled_facts,
+            )
+            sampled_scores = add_rewards(
+                sampled_scores, sampled_rewards, how.seed, has_gold=has_gold
+            )
 
     shown_rewards = rewards if measure == "reward" else [None] * len(problems)
     return Evaluation(

@@ -6,7 +6,7 @@ Strict means right in the requested format; lenient means right wherever the ans
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mesotron.answers.facts import Facts, summarise
@@ -50,11 +50,12 @@ class Sampled:
     samples: int
     temperature: float
     pass_at: dict[int, Score]  # strict pass@k for k = 1, 2, 4, ..., samples
-    lenient: Score  # lenient pass@1
-    majority: Score  # strict accuracy of the most frequent answer
-    mixed: float  # share of problems with both right and wrong samples: those that give a gradient
+    lenient: Score | None  # lenient pass@1; None without gold answers
+    majority: Score | None  # strict accuracy of the most frequent answer
+    mixed: float  # share of problems whose samples differ in the result: those that give a gradient
     rates: dict[str, float]
     mean_tokens: float
+    reward: Score | None = None  # mean of the user's own rewards, over the samples of a problem
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,26 @@ def score_sampled(
     )
 
 
+def add_rewards(
+    sampled: Sampled, rewards: Sequence[float | None], seed: int, *, has_gold: bool
+) -> Sampled:
+    """The same with the mean reward; without gold answers it is all that is known."""
+    means = []
+    num_mixed = 0
+    for start in range(0, len(rewards), sampled.samples):
+        group = [one for one in rewards[start : start + sampled.samples] if one is not None]
+        num_mixed += len(set(group)) > 1
+        if group:
+            means.append(sum(group) / len(group))
+
+    reward = bootstrap(means, seed) if means else None
+    if has_gold:
+        return replace(sampled, reward=reward)
+
+    mixed = num_mixed * sampled.samples / len(rewards)
+    return replace(sampled, reward=reward, pass_at={}, lenient=None, majority=None, mixed=mixed)
+
+
 def split_groups(facts: Sequence[Facts], samples: int) -> list[Sequence[Facts]]:
     """The facts of each problem's samples."""
     return [facts[start : start + samples] for start in range(0, len(facts), samples)]
@@ -208,7 +229,9 @@ def describe_samples(
 
     strict = greedy.strict.value if greedy.strict else 0.0
     pass_1 = sampled.pass_at[1].value
-    return describe_temperature(bootstrap(gaps, seed), strict, pass_1, sampled.temperature)
+    return describe_temperature(
+        bootstrap(gaps, seed, signed=True), strict, pass_1, sampled.temperature
+    )
 
 
 def describe_temperature(

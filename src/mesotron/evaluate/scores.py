@@ -1,4 +1,4 @@
-"""Scores with their intervals: Wilson, bootstrap, pass@k and the majority vote."""
+"""Scores with their intervals: Wilson, Student, bootstrap, pass@k and the majority vote."""
 
 import math
 from collections import Counter
@@ -9,6 +9,7 @@ import numpy as np
 
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 RESAMPLES = 2000
+FEW = 20  # a bootstrap of fewer numbers is too narrow
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,29 @@ def wilson(right: int, total: int) -> Score:
     return Score(share, low, high)
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
-    """The mean of one number per problem with a percentile bootstrap interval."""
+def bootstrap(values: Sequence[float], seed: int = 0, *, signed: bool = False) -> Score:
+    """The mean of one number per problem with a 95% interval.
+
+    Shares of right and wrong have Wilson's, few numbers Student's, others a percentile bootstrap.
+
+    Args:
+        values: one number per problem.
+        seed: of the bootstrap.
+        signed: differences, which may be negative although none of these is.
+    """
     x = np.asarray(values, dtype=np.float64)
     mean = float(x.mean())
-    if len(x) == 1:
-        return Score(mean, mean, mean)
+    if len(set(values)) == 1:
+        return of_equal(mean, len(x), signed)
+
+    if set(values) == {0.0, 1.0} and not signed:
+        return wilson(int(x.sum()), len(x))
 
     from scipy import stats  # slow to import
+
+    if len(x) < FEW:
+        half = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+        return Score(mean, mean - half, mean + half)
 
     result = stats.bootstrap(
         (x,),
@@ -57,6 +73,20 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
     )
     low, high = result.confidence_interval
     return Score(mean, float(low), float(high))
+
+
+def of_equal(value: float, count: int, signed: bool) -> Score:
+    """Equal numbers have no spread to go by. All right, all wrong or all alike may still be luck;
+    of other numbers nothing is known."""
+    chance = wilson(0, count).high
+    if value == 1:
+        return Score(value, 1 - chance, 1.0)
+    if value == -1:
+        return Score(value, -1.0, chance - 1)
+    if value == 0:
+        return Score(value, -chance if signed else 0.0, chance)
+
+    return Score(value, value, value)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

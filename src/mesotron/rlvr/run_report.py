@@ -49,7 +49,7 @@ def compare(before: Row, after: Row) -> Row:
     if not changes or first is None or last is None:
         return result
 
-    result |= {"before": first, "after": last, "gain": asdict(bootstrap(changes))}
+    result |= {"before": first, "after": last, "gain": asdict(bootstrap(changes, signed=True))}
     if before["greedy"]["lenient"]:
         result |= compare_answers(before, after, pairs)
 

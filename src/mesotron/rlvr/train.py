@@ -46,6 +46,7 @@ SMALL = 1.0  # GiB that every machine has
 MICRO_BATCH = 16  # completions per forward pass with --data, if it divides the batch
 Training = TypeVar("Training", bound=TrainConfig)
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
+Checked = TypeVar("Checked", bound=TrainConfig | SftConfig)
 
 
 def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
@@ -98,7 +99,8 @@ def say_how_to_load(run: Path) -> None:
 
 def new_run(config: Limited) -> Plan[Limited]:
     if is_main():
-        for note in check(config, downloads=True):
+        config, notes = check(config, downloads=True)
+        for note in notes:
             print(note, flush=True)
 
     if isinstance(config, TrainConfig):
@@ -149,9 +151,13 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
             require(None, ["vllm"], f"--vllm {config.rollout.vllm}")
 
 
-def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]:
+def check(config: Checked, downloads: bool = False) -> tuple[Checked, list[str]]:
     """Refuse what depends on files, installed packages and processes, before torch is imported.
-    Returns what was guessed about each data file (those on the hub: only if it `downloads`)."""
+
+    Returns:
+        The config, with a smaller batch for few problems, and what was guessed about each data
+        file (those on the hub: only if it `downloads`).
+    """
     check_name(config.model.name)
     is_of_another_machine = isinstance(config, PlanConfig) and config.gpu
     if not is_of_another_machine:
@@ -162,9 +168,31 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     if isinstance(config, SftConfig):
         check_warm_start(config)
     else:
+        config = fit_batch(config, task)
         check_rl(config, task)
 
-    return notes
+    return config, notes
+
+
+def fit_batch(config: Training, task: Task | None) -> Training:
+    """A batch of own data that its training problems fill; other tasks refuse a batch too large."""
+    problems = count_problems(config, task)
+    size = config.rollout.prompts
+    if config.recipe != "own" or num_processes() > 1 or problems >= size:
+        return config
+
+    for prompts in range(int(problems), 0, -1):
+        smaller = replace(config, rollout=replace(config.rollout, prompts=prompts))
+        try:
+            trl_arguments(smaller.objective, smaller.rollout, smaller.optim)
+            check_enough(problems, smaller)
+        except ValueError:
+            continue
+
+        log.warning("%d training problems: --batch %d instead of %d", problems, prompts, size)
+        return smaller
+
+    return config
 
 
 def check_warm_start(config: SftConfig) -> None:

@@ -76,7 +76,7 @@ def run(config: PlanConfig) -> int:
     if config.calibrate:
         check_installed(config)
 
-    check(config)
+    config, _ = check(config)
     config = resolve_own(config)
     limits_of(config)
 
