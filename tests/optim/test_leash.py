@@ -2,12 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mesotron.optim import Muon, NorMuon, leash, lora, optimizer
+from mesotron.optim.matrix import apply_filter
 from mesotron.optim.norms import F_MAX
+from mesotron.spectral import make_filter
+from mesotron.spectral.response import response
 from mesotron.spectral.scale import step_scale
 
 LR = 0.02
@@ -72,6 +76,9 @@ def matrices() -> list[nn.Parameter]:
         ((8, 12), "whole", "muon", torch.float32, 1.0),
         ((8, 6, 3), "conv", "muon", torch.float32, 0.05),
         ((2, 3, 8, 8), "stack", "muon", torch.float32, 0.05),
+        ((64, 256), "whole", "normuon", torch.float32, 0.02),
+        ((256, 64), "whole", "normuon", torch.float32, 1.0),
+        ((64, 96), "whole", "normuon", torch.bfloat16, 0.02),
     ],
 )
 def test_the_leash_caps_the_spectral_distance(shape, view, rule, dtype, lr):
@@ -105,6 +112,68 @@ def test_the_leash_caps_the_spectral_distance(shape, view, rule, dtype, lr):
 
     assert reached > rho / F_MAX / 2
     assert optimizer.stats()[f"{rule}/distance"] == pytest.approx(far, rel=0.05)
+
+
+def test_normuon_keeps_the_leash_where_one_direction_has_most_of_the_lines():
+    """63 directions of one line each, and one spread over 193: equal lines make it the largest, at
+    almost six times the norm of a step of Muon."""
+    generator = torch.Generator().manual_seed(0)
+    W = nn.Parameter(torch.randn(64, 256, generator=generator))
+    start = W.detach().clone()
+    W.grad = torch.zeros(64, 256)
+    W.grad[:63, :63] = torch.eye(63)
+    W.grad[63, 63:] = 1.0
+
+    optimizer = NorMuon([W], lr=LR, leash=0.1)
+    for _ in range(60):
+        optimizer.step()
+
+    moved = torch.linalg.matrix_norm(W.detach() - start, 2)
+    assert moved <= 0.1 * torch.linalg.matrix_norm(start, 2)
+
+
+@pytest.mark.parametrize("rule", ["muon", "normuon", "pion"])
+def test_weights_that_start_at_zero_have_no_leash(rule):
+    """A share of a norm of zero would hold a zero-initialized layer at zero for ever."""
+    ends = []
+    for options in ({"leash": 0.1}, {"weight_decay": 0.0}):
+        W = nn.Parameter(torch.zeros(6, 10))
+        group = {"params": [W], "rule": rule, "promote": 2 if rule == "pion" else 0}
+        optimizer = Muon([group], lr=LR, **options)
+        for seed in range(3):
+            W.grad = torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+
+        ends.append(W.detach())
+
+    assert ends[0].norm() > LR
+    assert torch.equal(*ends)
+
+
+def test_no_filter_leaves_more_than_the_leash_counts_on():
+    sigma = np.linspace(0, 1, 200_001)
+    filters = [
+        make_filter("muon"),
+        *(make_filter("muon", steps=k) for k in range(1, 9)),
+        *(make_filter("pion", promote=k) for k in range(6)),
+        *(make_filter("polar_express", steps=k) for k in range(5, 9)),
+        make_filter("cubic"),
+        make_filter("pion", cutoff="aligned"),
+    ]
+
+    peaks = [np.abs(response(each, sigma)).max() for each in filters]
+    assert peaks[0] == pytest.approx(1.2024, abs=1e-4)
+    assert max(peaks) < F_MAX
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rounding_stays_below_what_the_leash_counts_on(dtype):
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((8, 8), (16, 64), (64, 96)):
+        X = torch.randn(32, *shape, generator=generator)
+        X *= torch.logspace(0, -3, shape[0])[:, None]
+        filtered = apply_filter(X.to(dtype), make_filter("muon")).X
+        assert torch.linalg.matrix_norm(filtered.float(), 2).max() < F_MAX
 
 
 def test_an_endless_leash_is_the_plain_step():

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -56,6 +57,14 @@ def filter_dtype(device: torch.device) -> torch.dtype:
         is_fast = is_fast or torch.cuda.get_device_capability(device) >= (8, 0)
 
     return torch.bfloat16 if is_fast else torch.float32
+
+
+def tensors_on_host() -> AbstractContextManager[object]:
+    """Tensors made without a device are the host's, whatever `torch.device` is around the call."""
+    if torch.get_default_device().type == "cpu":
+        return nullcontext()
+
+    return torch.device("cpu")
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

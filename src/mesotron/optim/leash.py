@@ -3,8 +3,9 @@
     W <- W - lr scale f(U);  W <- W - s / (s + r) (W - W0),   s = lr scale F_MAX, r = leash ||W0||_2
 
 A filtered step has a spectral norm of at most s, so by induction no filtered block moves further
-than (r + s) r / (s + r) = r from its start, at any rate. A LoRA product needs no copy of W0: its
-decay is the leash (`mesotron.optim.lora`).
+than (r + s) r / (s + r) = r from its start, at any rate. A rule that changes the filtered direction
+(NorMuon) has no such s in advance: each step's own norm is bounded instead, by two more products. A
+LoRA product needs no copy of W0: its decay is the leash (`mesotron.optim.lora`).
 """
 
 from collections.abc import Mapping
@@ -32,27 +33,39 @@ def keep_start(state: State, p: Tensor, group: Group) -> None:
     state["start_norm"] = spectral_norm(whole(p), group["view"])
 
 
-def pull_to_start(steps: list[ParamStep]) -> None:
-    """After a step, pull parameters with a finite gradient toward their start."""
+def pull_to_start(steps: list[ParamStep], bounds: Mapping[int, Tensor]) -> None:
+    """After a step, pull parameters with a finite gradient toward their start; `bounds` are from
+    `filter_and_apply`."""
     if not steps:
         return
 
     finite = gradients_finite([step.grad for step in steps])
     for step, ok in zip(steps, finite, strict=True):
         seed = rounding_seed(step.group["step"], step.number, 2**31)
-        if not on_host(ok):
-            pull(step.param, step.state, step.group, ok, seed)
-        elif ok:
-            pull(step.param, step.state, step.group, None, seed)
+        mask = None if on_host(ok) else ok
+        if mask is not None or ok:
+            bound = bounds.get(step.number)
+            pull(step.param, step.state, step.group, mask, seed, bound)
 
 
-def pull(W: Tensor, state: State, group: Group, finite: Tensor | None, seed: int) -> None:
+def pull(
+    W: Tensor,
+    state: State,
+    group: Group,
+    finite: Tensor | None,
+    seed: int,
+    bound: Tensor | None = None,
+) -> None:
     """Move (a shard of) a parameter toward its start, where its gradient is finite; weights that
-    started at zero have no leash."""
+    started at zero have no leash. `bound`, on the spectral norm of the step, is the filter's unless
+    it is given."""
     W0 = local_part(state["start"])
     norm = state["start_norm"]
 
-    step = group["lr"] * _largest_scale(group, state["start"].shape) * F_MAX
+    step = bound
+    if step is None:
+        step = group["lr"] * _largest_scale(group, state["start"].shape) * F_MAX
+
     share = torch.where(norm > 0, step / (step + group["leash"] * norm), 0.0)
     if finite is not None:
         share = share * finite
@@ -61,7 +74,7 @@ def pull(W: Tensor, state: State, group: Group, finite: Tensor | None, seed: int
         pulled = W.float().lerp(W0.float(), share.float())
         round_stochastically(pulled, W, seed)
     else:
-        W.lerp_(W0, share.to(W.dtype))
+        W.lerp_(W0.to(W.dtype), share.to(W.dtype))
 
 
 def _largest_scale(group: Group, shape: torch.Size) -> float:

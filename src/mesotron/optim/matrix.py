@@ -135,6 +135,12 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     return t.masked_fill(bound == 0, FIXED_POINT)
 
 
+def norm_bound(X: Tensor) -> Tensor:
+    """The Schatten-8 norm of each matrix, [B]: never below its largest singular value, and at most
+    m^(1/8) times as large."""
+    return _sum_of_squares(_square(torch.bmm(X, X.mT))).pow(0.125)
+
+
 def largest_eigenvalue(S: Tensor) -> Tensor:
     """Largest eigenvalue of positive semi-definite S, [B], from below, by power iteration. Two
     starts: the heaviest column, which alone can lie in a block of its own beside a larger direction

@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim import triton
-from mesotron.optim.device import rounding_seed
+from mesotron.optim.device import rounding_seed, tensors_on_host
 from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
 from mesotron.optim.finite import on_host, report_finite
 from mesotron.optim.groups import (
@@ -40,8 +40,9 @@ from mesotron.optim.groups import (
 from mesotron.optim.kernels import KernelSteps
 from mesotron.optim.leash import distances, keep_start, pull_to_start
 from mesotron.optim.lora import find_pairs, step_pairs
+from mesotron.optim.registry import Group
 from mesotron.optim.sharding.step import sharded_step
-from mesotron.optim.state import ParamStep
+from mesotron.optim.state import ParamStep, loaded_dtype
 from mesotron.optim.stats import StepStats
 from mesotron.optim.step import LocalBlocks, filter_and_apply
 from mesotron.spectral.routing import RoutingTable
@@ -215,8 +216,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
             group["step"] += 1
 
         stats = StepStats()
-        if not self._kernels.try_replay(self.param_groups, self.state, stats):
-            self._step_all(stats)
+        with tensors_on_host():
+            if not self._kernels.try_replay(self.param_groups, self.state, stats):
+                self._step_all(stats)
 
         self._stats = stats
         return loss
@@ -263,15 +265,19 @@ class RoutedOptimizer(torch.optim.Optimizer):
             if triton.available(device):
                 left = self._kernels.step(device, steps, work, stats)
 
-            filter_and_apply(_blocks_of(left, stats), stats)
+            bounds = filter_and_apply(_blocks_of(left, stats), stats)
 
-        pull_to_start([step for step in steps if step.group["leash"] is not None])
+        pull_to_start([step for step in steps if step.group["leash"] is not None], bounds)
 
     def stats(self) -> dict[str, float]:
         """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
         dead_blocks, cosine, skipped (formulas in docs/api/metrics.md). Waits for the device: call
         it when you log. Groups with a leash report `distance`, the largest spectral distance to
         the starting weights over their norm."""
+        with tensors_on_host():
+            return self._read_stats()
+
+    def _read_stats(self) -> dict[str, float]:
         stats = self._stats.read()
         for group in self.param_groups:
             if group["leash"] is None:
@@ -284,9 +290,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
         return stats
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
-        momentum to bf16), counters go to the parameter's device too, where fused kernels need them,
-        and the state of another rule is refused."""
+        """As in PyTorch, but state gets the dtype that a rule keeps beside these weights (PyTorch
+        would round fp32 momentum to bf16), whatever the dtype of the saved weights; counters go to
+        the parameter's device too, where fused kernels need them, and the state of another rule is
+        refused."""
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
 
@@ -294,8 +301,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             saved += group["params"]
 
-        for index, p in zip(saved, self._params(), strict=True):
-            self._load_state(p, state_dict["state"].get(index, {}))
+        members = ((p, group) for group in self.param_groups for p in group["params"])
+        for index, (p, group) in zip(saved, members, strict=True):
+            self._load_state(p, group, state_dict["state"].get(index, {}))
 
     def _params(self) -> list[Tensor]:
         params: list[Tensor] = []
@@ -304,13 +312,13 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
         return params
 
-    def _load_state(self, p: Tensor, saved: dict[str, Any]) -> None:
+    def _load_state(self, p: Tensor, group: Group, saved: dict[str, Any]) -> None:
         state = self.state[p]
         for key, value in saved.items():
             if isinstance(value, Tensor):
-                moved = value.dtype != state[key].dtype or state[key].device != p.device
-                if moved:
-                    state[key] = value.to(device=p.device, copy=True)
+                dtype = loaded_dtype(key, value, p, group)
+                if state[key].dtype != dtype or state[key].device != p.device:
+                    state[key] = value.to(device=p.device, dtype=dtype, copy=True)
             elif key == "step":  # a number, as PyTorch once saved it
                 state[key] = torch.tensor(float(value), device=p.device)
 

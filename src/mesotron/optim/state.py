@@ -15,6 +15,9 @@ from mesotron.optim.device import wide_dtype
 from mesotron.optim.registry import Group, State
 from mesotron.optim.views import View
 
+# Counters, and the start of a leash: rounding it would move the place that weights are held to.
+_AS_SAVED = ("step", "start", "start_norm")
+
 
 class ParamStep(NamedTuple):
     """What a step needs of one parameter."""
@@ -80,6 +83,16 @@ def momentum_of(state: State, p: Tensor, group: Group) -> Tensor:
     if not state:
         state["momentum_buffer"] = torch.zeros_like(p, dtype=momentum_dtype(group, p.dtype))
     return state["momentum_buffer"]
+
+
+def loaded_dtype(key: str, saved: Tensor, p: Tensor, group: Group) -> torch.dtype:
+    """The dtype that a state from a checkpoint gets, which may be of weights of another dtype."""
+    if key in _AS_SAVED or not saved.is_floating_point():
+        return saved.dtype
+    if key == "momentum_buffer" and group["rule"] in SPECTRAL_RULES:
+        return momentum_dtype(group, p.dtype)
+
+    return wide_dtype(p.dtype)
 
 
 def _new_lines(p: Tensor, group: Group) -> Tensor:

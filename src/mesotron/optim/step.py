@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed
-from mesotron.optim.matrix import apply_filter
+from mesotron.optim.matrix import apply_filter, norm_bound
 from mesotron.optim.registry import Finish, Group, Lines
 from mesotron.optim.state import ParamStep
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
@@ -40,6 +40,7 @@ class Blocks(Protocol):
     gradient."""
 
     group: Group
+    number: int  # of the parameter in the optimizer
     windows: list[Window]
     lines: list[Tensor] | None  # the rule's state of each window, [num, long side]
     finite: Tensor | None
@@ -192,16 +193,39 @@ class _Slot(NamedTuple):
     def window(self) -> Window:
         return self.blocks.windows[self.place]
 
+    @property
+    def step_size(self) -> float | Tensor:
+        group = self.blocks.group
+        return group["lr"] * step_scale(group["scale"], self.window.rows, self.window.cols)
 
-def filter_and_apply(all_blocks: Iterable[Blocks], stats: StepStats) -> None:
+
+def filter_and_apply(all_blocks: Iterable[Blocks], stats: StepStats) -> dict[int, Tensor]:
+    """Step all blocks. Returns a bound on the spectral norm of the step of each leashed parameter
+    whose rule has a finish: after it, the bound of the filter does not hold."""
     batches: dict[_Kind, list[_Slot]] = defaultdict(list)
     for order, blocks in enumerate(all_blocks):
         for index, window in enumerate(blocks.windows):
             batches[_kind(blocks, window, order)].append(_Slot(blocks, index))
 
+    bounds: dict[int, Tensor] = {}
     for kind, slots in batches.items():
         for part in _parts(kind, slots):
-            _step_batch(kind, part, stats)
+            X = _step_batch(kind, part, stats)
+            if kind.finish is not None:
+                _keep_bounds(bounds, part, X)
+
+    return bounds
+
+
+def _keep_bounds(bounds: dict[int, Tensor], slots: list[_Slot], X: Tensor) -> None:
+    if all(slot.blocks.group["leash"] is None for slot in slots):
+        return
+
+    counts = [slot.window.num for slot in slots]
+    for slot, norms in zip(slots, norm_bound(X).split(counts), strict=True):
+        bound = norms.amax() * slot.step_size
+        number = slot.blocks.number
+        bounds[number] = torch.maximum(bound, bounds.get(number, bound))
 
 
 def _kind(blocks: Blocks, window: Window, order: int) -> _Kind:
@@ -238,7 +262,8 @@ def _parts(kind: _Kind, slots: list[_Slot]) -> Iterator[list[_Slot]]:
     yield part
 
 
-def _step_batch(kind: _Kind, slots: list[_Slot], stats: StepStats) -> None:
+def _step_batch(kind: _Kind, slots: list[_Slot], stats: StepStats) -> Tensor:
+    """Step the blocks of one batch; returns their filtered directions, [B, m, n]."""
     counts = [slot.window.num for slot in slots]
     X = torch.empty(sum(counts), *kind.shape, dtype=kind.dtype, device=kind.device)
     for slot, part in zip(slots, X.split(counts), strict=True):
@@ -252,7 +277,8 @@ def _step_batch(kind: _Kind, slots: list[_Slot], stats: StepStats) -> None:
     names: list[str] = []
     sampled = _sampled(slots)
     for number, (slot, part) in enumerate(zip(slots, filtered.X.split(counts), strict=True)):
-        size = _apply(slot, part)
+        size = slot.step_size
+        slot.blocks.apply(slot.place, part.view(slot.window.wide.shape), size)
         if number in sampled:
             _sample_cosine(slot, part, stats)
 
@@ -261,6 +287,7 @@ def _step_batch(kind: _Kind, slots: list[_Slot], stats: StepStats) -> None:
 
     m, n = kind.shape
     stats.add_blocks(names, filtered, _vector(sizes, kind.device), m * n)
+    return filtered.X
 
 
 def _lines(slots: list[_Slot]) -> list[Lines]:
@@ -270,17 +297,6 @@ def _lines(slots: list[_Slot]) -> list[Lines]:
         lines.append(Lines(blocks.lines[place], blocks.finite))
 
     return lines
-
-
-def _apply(slot: _Slot, filtered: Tensor) -> float | Tensor:
-    """Step by the filtered blocks of a window; returns the size of the step."""
-    window = slot.window
-    group = slot.blocks.group
-
-    size = group["lr"] * step_scale(group["scale"], window.rows, window.cols)
-    slot.blocks.apply(slot.place, filtered.view(window.wide.shape), size)
-
-    return size
 
 
 def _sampled(slots: list[_Slot]) -> set[int]:

@@ -14,6 +14,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from mesotron.optim.routing import route
+from mesotron.optim.views import View
 
 
 class Parts(nn.Module):
@@ -142,6 +143,20 @@ def encoder(fused: str, output: str) -> dict[str, str]:
     views = {"self_attn.in_proj_weight": fused, "self_attn.out_proj.weight": output}
     views |= {"linear1.weight": "whole", "linear2.weight": "whole"}
     return {f"encoder.layers.{k}.{name}": view for k in range(2) for name, view in views.items()}
+
+
+def test_the_reason_names_the_axes_of_the_matrix():
+    """A transposed convolution stores (in, out, *kernel)."""
+    model = resnet()
+    table = route(model)
+    for name, reason, shape in (
+        ("block.0.weight", "outputs x (inputs * kernel)", (16, 8 * 3 * 3)),
+        ("up.weight", "(outputs * kernel) x inputs", (8 * 2 * 2, 16)),
+    ):
+        row = table.row(name)
+        (window,) = View.parse(row.view).windows(model.get_parameter(name))
+        assert (window.rows, window.cols) == shape
+        assert reason in row.reason
 
 
 @pytest.mark.parametrize(

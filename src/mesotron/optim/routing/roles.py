@@ -266,9 +266,13 @@ def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) 
     if groups > 1:
         return Role("conv", f"grouped ({groups}) convolution: separate small maps")
 
-    view = "conv" if isinstance(site.owner, _PLAIN_CONVS) else "conv/T"
+    is_plain = isinstance(site.owner, _PLAIN_CONVS)
+    view = "conv" if is_plain else "conv/T"
     if id(site.param) in facts.inputs or channels <= MAX_RAW_CHANNELS:
         return Role("conv", f"first layer: reads {channels} raw channels", view)
+
+    if not is_plain:
+        return matrix("conv", "(outputs * kernel) x inputs", view)
 
     return matrix("conv", "outputs x (inputs * kernel)", view)
 

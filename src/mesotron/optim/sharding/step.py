@@ -107,9 +107,10 @@ class OwnedBlocks:
     ratio of a window's scale to `reference` is applied here, the rest of the step size by the
     holders, in the precision of their weights."""
 
-    def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
-        self.group = group
-        self.reference = reference
+    def __init__(self, whole: Tensor, part: Part, view: str) -> None:
+        self.group = part.group
+        self.number = part.number
+        self.reference = part.reference_scale()
         self.lines: list[Tensor] | None = None
         self.finite: Tensor | None = None
         self.windows = View.parse(view).windows(whole)
@@ -409,8 +410,7 @@ def _owned_blocks(
         assert whole is not None
 
         piece = plan.pieces[k]
-        part = parts[piece.member]
-        blocks.append(OwnedBlocks(whole, part.group, piece.view, part.reference_scale()))
+        blocks.append(OwnedBlocks(whole, parts[piece.member], piece.view))
 
     return blocks
 
