@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
 PYTEST := $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test lint pytest oldest slow golden faults screenshots docs format install clean
+.PHONY: help demo test lint pytest oldest slow golden faults mutants screenshots docs format install clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ slow: $(STAMP)  ## every test, the slow ones too
 
 faults: $(STAMP)  ## kill, damage, fuzz and cheat the program for half an hour; prints a table
 	PYTHONPATH=src:tests:. $(TEST_ENV) $(BIN)/python -P -m faults
+
+SEED ?= 0
+NUM ?= 200
+mutants: $(STAMP)  ## change the package at NUM random places (SEED=0 NUM=200): do tests notice?
+	PYTHONPATH=src:tests:. $(TEST_ENV) $(BIN)/python -P -m mutants --seed $(SEED) --num $(NUM)
 
 golden: $(STAMP)  ## bit-equal runs of BASE=REV and today's code; ONLY="NAME.." picks cases or rooms
 	PYTHONPATH=src:tests $(BIN)/python -m golden against $(BASE) $(if $(ONLY),--only $(ONLY))

@@ -1,0 +1,5 @@
+"""Python imports this module at its start: the processes that a test starts are traced, too."""
+
+import tracer
+
+tracer.start()
