@@ -347,49 +347,6 @@ def test_a_damaged_store_is_one_sentence(name, data, tmp_path):
 # Long logs
 
 
-def test_a_long_log_is_averaged(monkeypatch, tmp_path):
-    monkeypatch.setattr(log_module, "MAX_ROWS", 100)
-    path = tmp_path / "a.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "step": k,
-                    "reward": k % 2,
-                    "loss": math.nan if k % 50 == 7 else 1.0,
-                }
-            )
-            + "\n"
-            for k in range(1600)
-        )
-    )
-
-    log = read_log(path)
-    assert len(log.rows) == 100
-    assert all(
-        row
-        == {
-            "step": 16 * k + 15,
-            "reward": 0.5,
-            "loss": 1.0,
-        }
-        for k, row in enumerate(log.rows)
-    )
-
-    assert len(log.notes) == 1
-    growing = Stream(path)
-    assert growing.poll() == 100
-
-    with path.open("a") as file:
-        file.write(
-            "".join(json.dumps({"step": k, "reward": 0.0}) + "\n" for k in range(1600, 1700))
-        )
-
-    assert growing.poll() > 0  # the rows were averaged once more
-    assert growing.resumed
-    assert growing.log.rows[-1]["step"] >= 1663
-
-
 def test_names_and_numbers_of_a_log_are_bounded(monkeypatch):
     monkeypatch.setattr(log_module, "MAX_KEYS", 50)
     table = Timeline(Log(None, "jsonl", []))

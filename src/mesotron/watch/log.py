@@ -15,11 +15,12 @@ from mesotron.config.registry import FORMATS
 from mesotron.watch.find import AUTO, locate
 from mesotron.watch.reader import MAX_FILE, Reader
 from mesotron.watch.rows import MAX_KEYS, Row
+from mesotron.watch.thin import Thinned
 
-# A longer log is averaged over neighboring rows: a million lines take constant memory, and the
-# detectors, at most a millisecond per row, stay fast.
+# A longer log is thinned: a million lines take constant memory, and the detectors stay fast.
 MAX_ROWS = 8192
 MAX_CELLS = 1_000_000
+LEAST_ROWS = 256
 MAX_NOTES = 20
 NO_STEPS = "rows have no step: they are counted"
 MAX_LATE = 64  # rows to look back for the step of a late row
@@ -185,10 +186,10 @@ class Timeline:
         self._epoch = math.inf
         self._offset = 0.0
 
-        # Neighboring rows of a long log are averaged.
-        self._bin = 1
-        self._open: list[Row] = []
+        # Of a long log, what the earlier rows stand for.
+        self._thinned = Thinned()
         self._num_cells = 0
+        self._most_rows = MAX_ROWS
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -207,12 +208,9 @@ class Timeline:
 
     def finish(self) -> None:
         """Nothing will follow: every row is ready."""
-        if self._open:
-            self.rows.append(average(self._open))
-            self._open = []
-
-        if self._bin > 1:
-            self.log.note(f"{self.num_added} rows: each {self._bin} are averaged")
+        if self._thinned.stride > 1:
+            self._thin()
+            self._note_thinning()
 
         self._lag = -1.0
         self._set_ready()
@@ -237,7 +235,7 @@ class Timeline:
 
         if not self._has_steps:
             self._has_steps = True
-            for earlier in (*self.rows, *self._open):  # they were counted
+            for earlier in self.rows:  # they were counted
                 earlier["step"] = self._last = min(step, earlier["step"])
                 self.changed = True
 
@@ -290,38 +288,39 @@ class Timeline:
 
     def _append(self, row: Row) -> None:
         self._last = row["step"]
-        is_large = self._num_cells > MAX_CELLS and len(self.rows) > 1
-        if len(self.rows) >= MAX_ROWS or is_large:
-            self._halve()
-
-        if self._bin > 1:
-            self._open.append(row)
-            if len(self._open) < self._bin:
-                return
-
-            row = average(self._open)
-            self._open = []
-
         self.rows.append(row)
         self._num_cells += len(row)
 
-    def _halve(self) -> None:
-        """Average pairs of neighboring rows."""
-        pairs = range(0, len(self.rows), 2)
-        self.rows[:] = [average(self.rows[k : k + 2]) for k in pairs]
+        is_large = self._num_cells > MAX_CELLS and len(self.rows) > LEAST_ROWS
+        if len(self.rows) >= MAX_ROWS or is_large:
+            self._most_rows = len(self.rows)
+            self._thin()
+
+    def _thin(self) -> None:
+        """Keep the last rows, and those around sudden changes; thin the others."""
+        self._thinned.thin(self.rows, self._most_rows)
         self._num_cells = sum(map(len, self.rows))
-        self._bin *= 2
         self.changed = True
+
+    def _note_thinning(self) -> None:
+        text = (
+            f"{self.num_added} rows: 1 of {self._thinned.stride} is read where nothing changes "
+            "suddenly, and every row elsewhere"
+        )
+        if self._thinned.num_lost:
+            text += "; there are too many sudden changes to read every row of the earlier ones"
+
+        self.log.note(text)
 
     def _join_last(self, row: Row) -> bool:
         """Add other numbers to the row of the same step."""
-        rows = self._open or self.rows
+        rows = self.rows
         can_join = self._joins and rows and rows[-1]["step"] == self._last
         if not can_join or not is_other(row, rows[-1]):
             return False
 
         self._lag = max(self._lag, 0.0)
-        self._note_change(rows, len(rows) - 1)
+        self._note_change(len(rows) - 1)
         add_missing(rows[-1], row)
 
         return True
@@ -329,7 +328,7 @@ class Timeline:
     def _join_late(self, row: Row) -> bool:
         """Add a late row to its earlier step; False if the run goes back to that step."""
         step = row["step"]
-        rows = self._open or self.rows
+        rows = self.rows
         at = len(rows)
         while at and rows[at - 1]["step"] >= step and len(rows) - at < MAX_LATE:
             at -= 1
@@ -341,7 +340,7 @@ class Timeline:
             return False
 
         self._lag = max(self._lag, self._last - step)
-        self._note_change(rows, at)
+        self._note_change(at)
         if rows[at]["step"] == step:
             add_missing(rows[at], row)
         else:
@@ -349,18 +348,18 @@ class Timeline:
 
         return True
 
-    def _note_change(self, rows: list[Row], at: int) -> None:
+    def _note_change(self, at: int) -> None:
         """Remember that a row changes which may be ready already."""
-        if rows is self.rows and at < self.num_ready:
+        if at < self.num_ready:
             self.changed = True
 
     def _go_back(self, row: Row) -> None:
         """Drop the rows after a checkpoint from which the run was resumed."""
         step = row["step"]
-        for rows in (self._open, self.rows):
-            while rows and rows[-1]["step"] >= step:
-                rows.pop()
+        while self.rows and self.rows[-1]["step"] >= step:
+            self.rows.pop()
 
+        self._thinned.cut(len(self.rows))
         if self.rows:
             self.log.note(f"resumed at step {step:.0f}: the rows after it were written again")
         else:
@@ -398,26 +397,3 @@ def add_missing(row: Row, other: Row) -> None:
     """Add the numbers of another row that a row does not have."""
     for name, value in other.items():
         row.setdefault(name, value)
-
-
-def average(rows: list[Row]) -> Row:
-    """The mean of each number, at the last step; NaN if more than half are not finite."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            values.setdefault(name, []).append(value)
-
-    means = {name: finite_mean(each) for name, each in values.items()}
-    return means | {"step": rows[-1]["step"]}
-
-
-def finite_mean(values: list[float]) -> float:
-    mean = sum(values) / len(values)
-    if math.isfinite(mean):
-        return mean
-
-    finite = [value for value in values if math.isfinite(value)]
-    if 2 * len(finite) < len(values):
-        return math.nan
-
-    return sum(finite) / len(finite)

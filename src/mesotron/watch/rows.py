@@ -11,6 +11,7 @@ from mesotron.watch.metrics import STEP_NAMES, Row, plain_name
 MAX_KEYS = 5000
 MAX_DEPTH = 8
 MAX_TEXT = 64  # letters of a number
+NUMBERS = frozenset({float, int})
 MAX_JSON = 2**20
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
@@ -27,6 +28,7 @@ for _rank, _name in enumerate(STEP_NAMES):
     _STEP_RANKS.setdefault(plain_name(_name), _rank)
 
 StepName = tuple[str, int]  # a logged name and its rank among the names of steps; "" for none
+NO_STEP: StepName = ("", len(STEP_NAMES))
 
 
 def to_row(values: Mapping[str, Any]) -> Row:
@@ -35,10 +37,17 @@ def to_row(values: Mapping[str, Any]) -> Row:
     Nested names are joined by /. The step is named "step", or "_step" where it is W&B's count of
     calls.
     """
-    row: Row = {}
-    nothing = ("", len(STEP_NAMES))
-    name, rank = _flatten("", values, row, MAX_DEPTH, nothing)
+    step = _plain_step(tuple(values))
+    row = None if step is None else _plain_numbers(values)
+    if step is None or row is None:
+        row = {}
+        step = _flatten("", values, row, MAX_DEPTH, NO_STEP)
+
+    name, rank = step
     if not name:
+        return row
+
+    if name == "step" and "_step" not in row:
         return row
 
     step = row.pop(name)
@@ -46,6 +55,31 @@ def to_row(values: Mapping[str, Any]) -> Row:
     key = "_step" if rank == CALLS else "step"
 
     return {key: step} | row
+
+
+@lru_cache(maxsize=4096)
+def _plain_step(names: tuple[str, ...]) -> StepName | None:
+    """The best name of a step in a row of plain numbers; None if a name must be left out."""
+    best = NO_STEP
+    for name in names:
+        known, rank = _known_key(name)
+        if not known or len(names) > MAX_KEYS:
+            return None
+        if rank is not None and rank < best[1]:
+            best = name, rank
+
+    return best
+
+
+def _plain_numbers(values: Mapping[str, Any]) -> Row | None:
+    """A row of plain numbers, as most are; None if it has anything else."""
+    if not NUMBERS.issuperset(map(type, values.values())):
+        return None
+
+    try:
+        return dict(zip(values, map(float, values.values())))
+    except OverflowError:  # an integer beyond the floats
+        return None
 
 
 def _flatten(
@@ -165,6 +199,12 @@ class RunNames:
         # Seeds that begin at different steps are of one run, which drew new ones or was resumed.
         beginnings = {self.first_steps[name] for name in names}
         return names if len(beginnings) < len(names) else []
+
+
+@lru_cache(maxsize=4096)
+def may_name_run(names: tuple[str, ...]) -> bool:
+    """Whether a column may name the run of a row."""
+    return not {"seed", *RUN_COLUMNS}.isdisjoint(names)
 
 
 def run_columns(names: Container[str]) -> list[str]:
