@@ -86,6 +86,7 @@ NUMBERS = [
     ("3 dozen", 36),
     # Unicode
     ("７２", 72),
+    ("٧٢", 72),
     ("7\u200b2", 72),
     ("\u202e27\u202c", 27),
     ("\ufeff72", 72),
@@ -129,7 +130,6 @@ def test_plain_numbers_are_read_exactly(text, value):
         "5x",
         "x",
         "3:00",
-        "٧٢",
         "1e9999",
         "7 = =",
         "1 -1/2",
@@ -148,7 +148,11 @@ def write_fraction(rng, value):
 
     ways = [f"{sign}{size}", rf"{sign}\frac{{{size.numerator}}}{{{size.denominator}}}"]
     if size.denominator == 1:
-        ways += [f"{sign}{size.numerator:,}", f"{sign}${size.numerator}.00", f"{sign}{size} apples"]
+        ways += [
+            f"{sign}{size.numerator:,}",
+            f"{sign}${size.numerator}.00",
+            f"{sign}{size} dollars",
+        ]
     elif whole:
         mixed = rf"{sign}{whole}\frac{{{rest.numerator}}}{{{rest.denominator}}}"
         ways += [f"{sign}{whole} {rest}", mixed]
@@ -204,7 +208,8 @@ PLAIN = [
     ("Paris", "paris.", True),
     ("Sirap", "Paris", False),
     ("Paris", "Paris Texas", False),
-    ("seventy", "70", False),
+    ("seventy", "70", True),
+    ("seventy", "71", False),
     ("48+24", "72", False),
     ("2*36", "72", False),
     (r"6\times12", "72", False),
@@ -395,12 +400,14 @@ def test_answers_are_not_evaluated(verifier, tmp_path):
 
 
 def test_a_request_that_never_ends_is_cut_and_the_next_one_answered(monkeypatch):
+    monkeypatch.setattr(verify, "WALL_TIMEOUTS", 1000)  # the machine may be busy
     with Verifier(timeout=0.3, num_workers=1) as verifier:
         first, second = send(verifier, ("9999999^{9999999}",), ("x+1",))
         assert first == verify.TOO_LONG
         assert second["value"] == "x + 1"
 
         submit = verifier._pool.submit  # one that uses no CPU time is cut by the clock
+        monkeypatch.setattr(verify, "WALL_TIMEOUTS", 1)
         monkeypatch.setattr(
             verifier._pool, "submit", lambda *_, timeout: submit("time:sleep", 100, timeout=timeout)
         )

@@ -24,6 +24,14 @@ _SYMBOLS = str.maketrans(
         "\u00b7": r"\cdot ",
         "\u00f7": "/",
         "\u221e": r"\infty ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u2208": r"\in ",
+        "\u222a": r"\cup ",
+        "\u066b": ".",  # Arabic decimal point, separator of thousands and percent sign
+        "\u066c": ",",
+        "\u066a": "%",
         "\u03c0": r"\pi ",
     }
 )
@@ -43,9 +51,17 @@ def clean(text: str) -> str:
     text = _SUPERSCRIPTS.sub(_as_exponent, text[:MAX_LENGTH])
     text = "".join(map(_separate_fraction, text))
 
-    text = unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    text = ascii_digits(unicodedata.normalize("NFKC", text)).translate(_SYMBOLS)
     visible = "".join(map(_visible, text))
     return " ".join(visible.split())[:MAX_LENGTH]
+
+
+def ascii_digits(text: str) -> str:
+    """The text with the decimal digits of all scripts, such as Arabic-Indic, as 0 to 9."""
+    if text.isascii():
+        return text
+
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
 
 
 def _as_exponent(match: re.Match[str]) -> str:
@@ -71,8 +87,7 @@ def _visible(c: str) -> str:
 def simplify_latex(text: str) -> str:
     r"""Remove LaTeX and Markdown around an answer, and spell fractions one way."""
     text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace(r",\! ", ",")
-    if text.startswith(r"\boxed{") and text.endswith("}"):
-        text = text[len(r"\boxed{") : -1]
+    text = without_braces(text.removeprefix(r"\boxed") if text.endswith("}") else text)
 
     text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
     text = _NO_SPACE.sub("", text)
@@ -85,4 +100,30 @@ def simplify_latex(text: str) -> str:
         if is_longer and text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)]
 
-    return " ".join(text.removesuffix(".").split())
+    return without_braces(" ".join(text.removesuffix(".").split()))
+
+
+def without_braces(text: str) -> str:
+    """The text without the braces around all of it: {{7}} is 7."""
+    while text.startswith("{") and closing_place(text) == len(text) - 1:
+        text = text[1:-1].strip()
+
+    return text
+
+
+def closing_place(text: str) -> int | None:
+    """Where the bracket that opens a text closes; None if it does not."""
+    pairs = {"{": "}", "(": ")", "[": "]"}
+    left = text[0]
+    depth = 0
+    for place, c in enumerate(text):
+        is_escaped = text[place - 1 : place] == "\\"
+        if c == left and not is_escaped:
+            depth += 1
+        elif c == pairs[left] and not is_escaped:
+            depth -= 1
+
+        if depth == 0:
+            return place
+
+    return None

@@ -7,6 +7,8 @@ so reading is linear in the text.
 import re
 
 from mesotron.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL
+from mesotron.answers.latex import ascii_digits
+from mesotron.answers.number_words import NUMBER_WORDS
 from mesotron.answers.numbers import read_number
 from mesotron.answers.screen import expression_of, has_prose, screened, unfinished
 
@@ -28,16 +30,35 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)}\]])-|(?<![\w)}\]])\+)?(?:\$|\\\$)?(?:"  # a sign, not a minus; currency
     r"(?:\d{1,9} ?)?\\[dtc]?frac ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d) ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d)"
     r"|(?<!\d)(?<!\d\.)(?:\d{1,3}(?:(?:,|\{,\}|,\\! ?)\d{3})+(?!\d)|\d{1,200})(?:\.\d{1,200})?"
-    r"(?:/\d{1,200})?"  # 1,080 or 1{,}080 or 10.80 or 3/4
+    r"(?:/\d{1,200}|(?::[0-5]\d){1,2})?"  # 1,080 or 1{,}080 or 10.80 or 3/4 or 3:05
     r"|(?<![\w.)])\.\d{1,200})(?:\\?%)?",
     re.ASCII,
 )
-# Words before the value: "therefore", "a total of".
-_LEAD = re.compile(r"[\s*_`:=]*(?:(?:[A-Za-z][a-z']+|a(?= ?[a-z]{2}| \d))[,:]?[\s*_`:]+)*")
-# The end of a value: of its sentence, or where prose begins.
-_STOP = re.compile(
-    r"[.;]\s|\s\((?=[A-Za-z]{2})|[.,;:]?\s+(?!(?:and|or|mod)\b)[A-Za-z][a-z']+(?![\w\\(])"
+# Words that carry a value on: 2 million, 5 and a half, 5 plus two, 5 squared, 5 May.
+_OPERATORS = "plus|minus|times|squared|cubed|over|divided|multiplied|point|to|through|versus|vs"
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+_NUMBERS = "|".join(sorted(NUMBER_WORDS))
+_ON = rf"(?:{_NUMBERS}|{_OPERATORS}|{_MONTHS})\b"
+# Words before the value: "therefore", "a total of". Those of a number are not among them.
+_BEGINS_NUMBER = rf"(?:an? )?(?i:{_NUMBERS}|minus|negative)\b|{_MONTHS}"
+_LEAD = re.compile(
+    rf"[\s*_`:=]*(?:(?!{_BEGINS_NUMBER})(?:[A-Za-z][a-z']+|a(?= ?[a-z]{{2}}| \d))[,:]?[\s*_`:]+)*"
 )
+# The end of a value: of its sentence, or where prose begins.
+_PROSE_WORD = r"[A-Za-z][a-z']+(?![\w\\(])"
+_STOP = re.compile(
+    rf"[.;]\s|\s\((?=[A-Za-z]{{2}})|[.,;:]\s+(?!(?:and|or|mod)\b){_PROSE_WORD}"
+    rf"|\s+(?!(?:and|or|mod)\b|{_ON}){_PROSE_WORD}"
+)
+_BEGINS = re.compile(rf"[-+$]?[\d\\.(]|{_BEGINS_NUMBER}")
+_DATE = re.compile(rf"(?:{_MONTHS})\s+\d")
+_GOES_ON = re.compile(
+    rf"[\s-]+(?:(?:and|or)\s+)?(?:an?\s+)?{_ON}|\s+\d|[.:/]\d"
+    # Two amounts: 5 apples and three pears, 5 feet 3 inches.
+    rf"|\s+(?:[a-z]+\s+){{1,2}}(?:and|or)\s+(?:\d|{_ON})"
+    rf"|\s+(?:feet|foot|hours?|minutes?|pounds?|years?|days?|weeks?|dollars?)\s+(?:\d|{_ON})"
+)
+_CLAUSE_END = re.compile(r"[.;,]\s|\n|[.;,]?$")
 _ASIDE = re.compile(r"\s\((?!mod\b)[a-z]{2,}\s")  # "12 (as 3*4)"
 _ALSO = re.compile(r"\s*,?\s*(?:or|and)\s+")  # one more formula
 _TRAILING = " \t*_`.,;:"
@@ -53,7 +74,7 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
     >>> lenient_answer(r"The final answer is $\frac{3}{4}$. I hope it is correct.")
     '\\frac{3}{4}'
     """
-    text = text[-MAX_TAIL:]
+    text = ascii_digits(text[-MAX_TAIL:])
     formatted = [form.find(text, complete) for form in FORMATS.values()]
     places = [found for found in formatted if found]
     if places:
@@ -96,7 +117,7 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
 
     if number:
         if complete or number.end() < len(text):
-            return number[0]
+            return _whole_number(text, number)
 
         return None
 
@@ -136,7 +157,13 @@ def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
     for stop in (len(rest), *_first_stop(rest)):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
-        if answer and (_readable(answer) or _is_choice(answer)):
+        if not answer:
+            continue
+
+        if _readable(answer) and not _GOES_ON.match(rest, stop):
+            return answer, start + stop
+
+        if _goes_on(answer):
             return answer, start + stop
 
     return None, start
@@ -157,9 +184,29 @@ def _readable(answer: str) -> bool:
     return bool(read_number(answer) or unfinished(answer) or screened(expression_of(answer)))
 
 
-def _is_choice(answer: str) -> bool:
-    """Such as "3 or 4"."""
-    return " or " in answer and read_number(answer.split()[0]) is not None
+def _goes_on(answer: str) -> bool:
+    """Such as "3 or 4" or "5 plus two": compared as a whole, since its first number is none."""
+    number = _NUMBER.match(answer)
+    if number is None:
+        is_date = _DATE.match(answer) is not None
+        return is_date or (bool(_BEGINS.match(answer)) and bool(re.search(rf"\s{_ON}", answer)))
+
+    is_choice = " or " in answer and read_number(answer.split()[0]) is not None
+    return is_choice or bool(_GOES_ON.match(answer, number.end()))
+
+
+def _whole_number(text: str, number: re.Match[str]) -> str:
+    """A number, with the words that carry it on: 2 million people, but 3.50 of "3.50 each"."""
+    if not _GOES_ON.match(text, number.end()):
+        return number[0]
+
+    line_end = text.find("\n", number.end())
+    answer, _ = _value(text, number.start(), line_end if line_end >= 0 else len(text))
+    if answer:
+        return answer
+
+    end = _CLAUSE_END.search(text, number.end())
+    return text[number.start() : end.start() if end else len(text)]
 
 
 def _formula_at(text: str, start: int, end: int) -> str | None:
@@ -207,4 +254,4 @@ def _last(text: str, complete: bool) -> str | None:
             value = content.rpartition("=")[2].strip()
             return value if _readable(value) else number[0]
 
-    return number[0]
+    return _whole_number(text, number)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from mesotron.answers.latex import TEXT, clean, simplify_latex
+from mesotron.answers.units import spell_text_letters, split_unit
 
 MAX_EXPRESSION = 256  # characters given to math-verify
 MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them
@@ -19,7 +20,7 @@ _WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ',.-]{1,2}[^\W\d_]+)*\.?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
 _ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%!-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
 _OPERATOR = re.compile(r"[+*/!]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
-_TIME = re.compile(r"\d{1,2}(?: ?: ?\d\d){1,2}(?: ?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}", re.ASCII)
 _HEXADECIMAL = re.compile(r"(?=\w*[A-F])[\dA-F]{1,30}_\{?\d{1,2}\}?", re.ASCII)
 # More digits than fit in memory, and no real answer: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And a
 # product that would be read as a sum: 72 73.
@@ -31,8 +32,7 @@ _PROSE = re.compile(
     r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
     re.ASCII,
 )
-# Units after mathematics: 25\pi square inches.
-_UNITS = re.compile(r"(?<=[\w})\]])(?: [a-z]{2,24}){1,4}(?:\^\{?[23]\}?)?$", re.ASCII)
+_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
 _MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
 # A whole number and powers of letters, as sympy writes them; E and I are numbers.
@@ -49,9 +49,17 @@ def tidy(answer: str) -> str:
 
 def expression_of(answer: str) -> str:
     r"""An answer in the one LaTeX spelling that is screened and then given to math-verify."""
-    text = tidy(answer).replace("$", "").replace("**", "^")
-    bare = _UNITS.sub("", text)
-    return bare if "\\" in bare else text
+    expression, _ = expression_and_unit(answer)
+    return expression
+
+
+@lru_cache(maxsize=16_384)
+def expression_and_unit(answer: str) -> tuple[str, str]:
+    r"""The LaTeX of 25\pi square inches, and its unit in one spelling."""
+    text = simplify_latex(spell_text_letters(clean(answer)))
+    text = _PI.sub(r"\\pi ", text.replace("$", "").replace("**", "^"))
+    bare, unit = split_unit(text)
+    return (bare, unit) if "\\" in bare else (text, "")
 
 
 def screened(expression: str) -> bool:
@@ -114,9 +122,9 @@ def has_prose(text: str) -> bool:
     return bool(_PROSE.search(_ENVIRONMENT.sub("", TEXT.sub("", text))))
 
 
-def is_clock_time(answer: str) -> bool:
-    """Math-verify would divide 6:01."""
-    return bool(_TIME.fullmatch(tidy(answer)))
+def is_date(answer: str) -> bool:
+    """Math-verify would subtract 2024-05-06."""
+    return bool(_DATE.fullmatch(tidy(answer)))
 
 
 def is_hexadecimal(answer: str) -> bool:

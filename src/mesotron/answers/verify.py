@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from mesotron.answers import expressions
+from mesotron.answers.colons import compare_colons, is_clock_time
 from mesotron.answers.expressions import Request
+from mesotron.answers.intervals import in_one_notation
 from mesotron.answers.latex import MAX_LENGTH
-from mesotron.answers.numbers import read_number, same_number
+from mesotron.answers.numbers import read_abbreviated, read_number, same_number
 from mesotron.answers.screen import (
+    expression_and_unit,
     expression_of,
-    is_clock_time,
     is_costly,
+    is_date,
     is_hexadecimal,
     letters,
     literal,
@@ -33,6 +36,7 @@ from mesotron.answers.screen import (
     unfinished,
     words,
 )
+from mesotron.answers.units import same_unit
 from mesotron.runs.workers import ONE_THREAD, WorkerDied, WorkerPool
 
 log = logging.getLogger("mesotron")
@@ -180,11 +184,14 @@ class Verifier:
         self, answers: Sequence[str], golds: Sequence[str], allowance: Allowance
     ) -> list[bool]:
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
-        hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        hard: dict[int, tuple[str, str]] = {}
+        for i, verdict in enumerate(verdicts):
+            if verdict is None:
+                hard[i] = in_one_notation(answers[i], golds[i])
 
         # Read each alone first: an unreadable text then costs one timeout, not one per pair.
-        gold_keys = self._read([golds[i] for i in hard], allowance, share=READING)
-        keys = self._read([answers[i] for i in hard], allowance, share=READING)
+        gold_keys = self._read([gold for _, gold in hard.values()], allowance, share=READING)
+        keys = self._read([answer for answer, _ in hard.values()], allowance, share=READING)
 
         pairs: dict[int, Request] = {}
         for i, answer_key, gold_key in zip(hard, keys, gold_keys):
@@ -192,7 +199,7 @@ class Verifier:
             if not answer_key or not gold_key or verdicts[i]:
                 continue
 
-            pair = _as_pair(answers[i], golds[i], answer_key)
+            pair = _as_pair(*hard[i], answer_key)
             if pair and not allowance.skipped.intersection((text,) for text in pair):
                 pairs[i] = pair
 
@@ -293,8 +300,11 @@ def _drop_long(answers: Sequence[str]) -> list[str]:
 
 def _decide(answer: str, gold: str) -> bool | None:
     """A verdict without math-verify; None if it takes that."""
-    answer_number = read_number(answer)
     gold_number = read_number(gold)
+    answer_number = read_number(answer)
+    if gold_number and not answer_number:
+        answer_number = read_abbreviated(answer)
+
     if answer_number and gold_number:
         return same_number(answer_number, gold_number)
 
@@ -302,7 +312,11 @@ def _decide(answer: str, gold: str) -> bool | None:
     if gold_text and gold_text == literal(answer):
         return True
 
-    if is_clock_time(gold) or is_hexadecimal(gold):
+    by_colons = compare_colons(answer, gold)
+    if by_colons is not None:
+        return by_colons
+
+    if is_hexadecimal(gold) or is_date(gold) or is_date(answer) or _other_units(answer, gold):
         return False
 
     answer_words = words(answer)
@@ -314,6 +328,19 @@ def _decide(answer: str, gold: str) -> bool | None:
         return False
 
     return None
+
+
+def _other_units(answer: str, gold: str) -> bool:
+    """Whether both have a unit, and not the same."""
+    first = _unit_of(answer)
+    second = _unit_of(gold)
+    return bool(first and second) and not same_unit(first, second)
+
+
+def _unit_of(answer: str) -> str:
+    number = read_number(answer)
+    _, unit = expression_and_unit(answer)
+    return number.unit if number else unit
 
 
 def _as_pair(answer: str, gold: str, answer_key: str) -> Request | None:
