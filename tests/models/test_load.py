@@ -266,6 +266,27 @@ def test_every_optimizer_steps_adapters_on_rounded_weights(load, settings):
 
 
 @QUANTIZED
+@pytest.mark.parametrize("load", ["4bit", "8bit"])
+def test_a_leash_is_to_the_rounded_weights(load):
+    """Their packed integers have another shape and norm."""
+    config = ModelConfig(lora=4, load=load)
+    model = get_peft_model(load_model(config)[0], lora_config(config))
+    whole, _ = load_model(ModelConfig())
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lora="product", leash=0.1))
+
+    num_compared = 0
+    for group in optimizer.param_groups:
+        names = group.get("param_names", [])[::2]
+        for name, norm in zip(names, group["start_norms"] or (), strict=True):
+            place = name.removeprefix("base_model.model.").partition(".lora_A")[0]
+            plain = torch.linalg.matrix_norm(whole.get_parameter(f"{place}.weight").float(), 2)
+            assert norm == pytest.approx(plain.item(), rel=0.1)
+            num_compared += 1
+
+    assert num_compared == len(weights_of(model, True)) / 2
+
+
+@QUANTIZED
 def test_a_quantized_run_resumes_exactly(tmp_path):
     """TRL rounds the adapters to bfloat16 before the checkpoint's are loaded."""
     config = ModelConfig(lora=4, load="4bit")

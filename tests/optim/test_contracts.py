@@ -582,3 +582,23 @@ def test_flat_parameters_of_zero_are_refused_with_the_fsdp2_command():
 
     with pytest.raises(ValueError, match="--fsdp_version 2"):
         optimizer.step()
+
+
+def test_shards_of_fsdp1_and_zero3_are_refused_when_the_optimizer_is_built():
+    class FlatParameter(nn.Parameter):
+        pass
+
+    shown = nn.Parameter(torch.zeros(4, 4))
+    shown._fsdp_flattened = True
+    empty = nn.Parameter(torch.zeros(0))
+    empty.ds_id = 0
+
+    for p in (FlatParameter(torch.zeros(4, 4)), shown, empty):
+        for cls in (Muon, AdamW):
+            with pytest.raises(ValueError, match="--fsdp_version 2"):
+                cls([p])
+
+    plain = nn.Parameter(torch.zeros(4, 4))
+    plain._fsdp_flattened = False
+    plain.ds_id = None
+    assert Muon([plain]).param_groups

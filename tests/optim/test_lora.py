@@ -350,3 +350,37 @@ def test_the_leash_caps_the_product(lr):
     assert 0.2 * rho < norm((2.0 * B @ A).detach()) / start <= far <= 1.3 * rho
     with pytest.raises(ValueError, match="product"):
         mesotron.muon(model, leash=rho)
+
+
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("loaded", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_product_goes_on_in_another_dtype(saved, loaded):
+    def make(dtype) -> tuple[list[nn.Parameter], Muon]:
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((2, 6), (5, 2))
+        params = [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in shapes]
+        group = {"params": params, "rule": "muon", "pairs": [2.0], "start_norms": [1.0]}
+        return params, Muon([group], lr=0.02, leash=0.3)
+
+    def step(params, optimizer, seed) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+
+        optimizer.step()
+
+    params, optimizer = make(saved)
+    step(params, optimizer, 1)
+    others, resumed = make(loaded)
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(params, optimizer, 2)
+    step(others, resumed, 2)
+
+    coarsest = max(torch.finfo(dtype).eps for dtype in (saved, loaded))
+    for p, q in zip(params, others, strict=True):
+        torch.testing.assert_close(q.double(), p.double(), rtol=0, atol=1e-5 + 2 * coarsest)
+        (momentum,) = resumed.state[q].values()
+        assert momentum.dtype == torch.promote_types(loaded, torch.float32)

@@ -44,6 +44,8 @@ def four():
         ("four", "pion", "hsdp", {"cutoff": "noise"}),
         ("four", "muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
         ("four", "muon", "hsdp", {"teams": True}),
+        ("two", "muon", "columns", {"leash": 0.002}),
+        ("four", "pion", "hsdp", {"leash": 0.002, "promote": 4}),
         ("four", "muon", "two_dims", {}),
         ("four", "muon", "columns_first", {}),
         ("four", "muon", "twice", {"filter": "low_rank", "rank": 1}),

@@ -122,6 +122,10 @@ def test_the_filter_by_hand_and_by_numpy():
     for size, k in ((3, 0.75), (8, None)):
         assert not low_entropy_outliers(torch.arange(float(size))[None] ** 3, k).any()
 
+    # Four are enough: the quartiles of 0, 1, 1, 1 are 0.75 and 1.
+    four = torch.tensor([[0.0, 1.0, 1.0, 1.0]])
+    assert low_entropy_outliers(four, 0.75).tolist() == [[True, False, False, False]]
+
     H = torch.rand(50, 16, generator=torch.Generator().manual_seed(0))
     q1, q3 = np.quantile(H.numpy().astype(np.float64), [0.25, 0.75], axis=1, keepdims=True)
     assert np.array_equal(low_entropy_outliers(H, 0.75).numpy(), H.numpy() < q1 - 0.75 * (q3 - q1))

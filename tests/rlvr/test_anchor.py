@@ -1,12 +1,14 @@
 """The momentum policy, and M-GRPO, voting and Co-rewarding as whole runs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
 
 from mesotron.config import ObjectiveConfig
-from mesotron.rlvr.anchor import Anchor, momentum_at
+from mesotron.rlvr.anchor import Anchor, AnchoredSampler, momentum_at, refuse_flat_shards
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from support import rlvr_tiny as tiny
 
@@ -154,6 +156,65 @@ def test_without_anchor_and_filter_it_is_a_plain_vote_to_the_bit(tmp_path):
 
     assert tiny.same(tiny.weights(vote), tiny.weights(mgrpo))
     assert not tiny.same(tiny.weights(vote), tiny.initial_weights())
+
+
+class WhoWrote:
+    """Samples the weight that it finds in the model; the anchor's is 0, the policy's 1."""
+
+    def __init__(self, model: nn.Module, with_logprobs: bool) -> None:
+        self._model = model
+        self._with_logprobs = with_logprobs
+
+    def __call__(self, prompt_ids, number):
+        (weight,) = {int(p.detach().flatten()[0]) for p in self._model.parameters()}
+        rows = [[*ids, weight] for ids in prompt_ids]
+        logprobs = [[-float(ids[0])] for ids in prompt_ids]
+        return rows, logprobs if self._with_logprobs else None
+
+
+@pytest.mark.parametrize("with_logprobs", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_last_of_each_group_are_the_anchors_in_the_order_of_the_prompts(rank, with_logprobs):
+    """Groups of four over two processes of six rows; plain sampling gives no log-probabilities."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.zero_()
+    anchor = Anchor().start(model)
+    model.weight.data.fill_(1.0)
+
+    sample = WhoWrote(model, with_logprobs)
+    sampler = AnchoredSampler(anchor, model, sample, synced=lambda: None, rank=rank, world=2)
+    rows, logprobs = sampler.merged([[k] for k in range(6)], generations=4, number=1)
+
+    is_anchors = [(6 * rank + k) % 4 == 3 for k in range(6)]
+    assert rows == [[k, int(not out)] for k, out in enumerate(is_anchors)]
+    assert model.weight.item() == 1
+    if with_logprobs:
+        assert logprobs == [[-float(k)] for k in range(6)]
+    else:
+        assert logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("is_fsdp", "is_fsdp2", "is_deepspeed", "refused"),
+    [
+        (False, False, False, False),
+        (True, True, False, False),
+        (True, False, False, True),
+        (False, False, True, True),
+        (True, True, True, True),
+    ],
+)
+def test_flat_shards_are_refused(is_fsdp, is_fsdp2, is_deepspeed, refused):
+    trainer = SimpleNamespace(
+        is_fsdp_enabled=is_fsdp,
+        is_deepspeed_enabled=is_deepspeed,
+        accelerator=SimpleNamespace(is_fsdp2=is_fsdp2),
+    )
+    if refused:
+        with pytest.raises(ValueError, match="FSDP2"):
+            refuse_flat_shards(trainer, "average")
+    else:
+        refuse_flat_shards(trainer, "average")
 
 
 def test_gold_answers_and_rewards_do_not_train(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import trl
 
-from mesotron.rlvr import grpo
+from mesotron.rlvr import grpo, objectives
 from mesotron.rlvr.entropy_bonus import EntropyBonus
 from support import rlvr_tiny as tiny
 
@@ -137,6 +137,41 @@ def test_loss_gradient_and_metrics_are_those_of_trl(tmp_path, loss, settings):
     assert own_value.item() == value.item()
     assert tiny.same(own_gradients, gradients)
     assert {name: own_metrics[name] for name in metrics} == metrics
+
+
+@pytest.mark.parametrize("name", ["gmpo", "clip_cov", "kl_cov"])
+def test_tokens_of_low_entropy_do_not_train(name):
+    """TRL's top_entropy_quantile holds for the losses that TRL lacks, too."""
+    torch.manual_seed(0)
+    old = torch.full((4, 4), -3.2)
+    logprobs = (old + 0.05 * torch.randn(4, 4)).requires_grad_()
+    entropies = torch.tensor([[0.1, 2.0, 0.2, 3.0]]).expand(4, 4)
+    ones = torch.ones(4, 4, dtype=torch.long)
+    batch = grpo.Batch(
+        prompt_ids=ones[:, :1],
+        prompt_mask=ones[:, :1],
+        completion_ids=ones,
+        completion_mask=ones,
+        loss_mask=ones,
+        advantages=torch.tensor([1.0, -1.0, 0.5, -2.0]),
+        num_tokens=torch.tensor(16),
+        old_logprobs=old,
+    )
+
+    def gradient(share: float) -> torch.Tensor:
+        settings = grpo.LossSettings(
+            objective=objectives.get(name),
+            cov_share=0.1,
+            high_entropy_share=share,
+        )
+        passed = grpo.Passed(logprobs, entropies)
+        output = grpo.compute_loss(passed, batch, settings)
+        return torch.autograd.grad(output.loss, logprobs)[0]
+
+    assert (gradient(1.0)[:, ::2] != 0).any()
+    half = gradient(0.5)
+    assert (half[:, ::2] == 0).all()
+    assert (half[:, 1::2] != 0).any()
 
 
 def test_a_row_that_was_dropped_leaves_every_mean():

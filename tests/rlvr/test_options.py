@@ -144,6 +144,20 @@ def test_published_values_sizes_and_schedules(name, options, expected):
     assert expected.items() <= arguments(name, **options).items()
 
 
+@pytest.mark.parametrize("vllm", ["colocate", "server"])
+def test_vllm_is_corrected_token_by_token_where_the_loss_weighs_sequences(vllm, tmp_path):
+    """TRL's own default corrects whole sequences, which VESPO does by itself."""
+    rollout = RolloutConfig(vllm=vllm)
+    vespo = arguments("vespo", rollout)
+    assert (vespo["use_vllm"], vespo["vllm_mode"]) == (True, vllm)
+    assert vespo["vllm_importance_sampling_mode"] == "token_truncate"
+
+    grpo = arguments("grpo", rollout)
+    assert (grpo["use_vllm"], grpo["vllm_mode"]) == (True, vllm)
+    assert "vllm_importance_sampling_mode" not in grpo
+    assert "use_vllm" not in arguments("vespo")
+
+
 @pytest.mark.parametrize(("name", "loss"), [("gmpo", "grpo"), ("gspo", "grpo"), ("vote", "gmpo")])
 def test_one_update_per_rollout_warns(name, loss, caplog):
     objective = ObjectiveConfig(name=name, loss=loss)

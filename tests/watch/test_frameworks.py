@@ -390,6 +390,11 @@ def test_numbers_that_follow_from_others():
     assert canonical({"batch/solve_none": 12, "batch/solve_all": 3}) == {}  # of how many?
     assert canonical({"env/all/by_group/frac_mixed": 0.25})["zero_signal"] == 0.75
 
+    # A share may be all of the groups, which is no count of one.
+    mixed = canonical({"env/all/by_group/frac_mixed": 1.0, "env/all/by_group/frac_all_bad": 0.0})
+    assert (mixed["mixed"], mixed["all_wrong"], mixed["zero_signal"]) == (1, 0, 0)
+    assert canonical({"env/all/by_group/frac_all_bad": 1.0})["all_wrong"] == 1
+
 
 @pytest.mark.parametrize(
     ("line", "expected"),

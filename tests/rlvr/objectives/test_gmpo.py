@@ -59,6 +59,17 @@ def test_sequences_without_advantage_or_tokens_have_no_gradient():
     assert gradient(inputs)[1].abs().min() > 0
 
 
+@pytest.mark.parametrize("d", [0.9, -0.9])
+def test_nothing_is_clipped_where_the_advantage_is_zero(d):
+    """Its tokens have no gradient, so the clip takes none away."""
+    metrics = loss_of(make_inputs([[d, d], [d, d]], [0.0, 1.0])).metrics
+    high = 0.5 if d > 0 else 0.0
+
+    assert metrics["clip_ratio/high_mean"] == high
+    assert metrics["clip_ratio/low_mean"] == 0
+    assert metrics["clip_ratio/region_mean"] == high
+
+
 def test_tokens_outside_the_token_mask_count_as_ratio_one():
     terms = {"high_entropy": torch.tensor([[1, 0]])}
     masked = make_inputs([[0.3, 0.2]], [1.0], terms=terms)
