@@ -341,7 +341,7 @@ MISSING = [
     ("optim route tiny", "transformers"),
     ("compare sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
     ("ppo snake", "jumanji"),
-    ("ppo snake --wandb", "wandb"),
+    ("ppo snake --wandb", "wandb"),  # an old name of --report-to wandb
     ("vla train", "transformers"),
     ("vla eval", "safetensors"),
     ("vla demos --lerobot out", "pyarrow"),

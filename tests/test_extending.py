@@ -8,8 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.cli import main
-from mesotron.config import ObjectiveConfig, OptimConfig, RewardConfig, TaskConfig, WatchConfig
+from mesotron.cli import main, parse
+from mesotron.config import (
+    ObjectiveConfig,
+    OptimConfig,
+    RewardConfig,
+    RouteConfig,
+    TaskConfig,
+    TrainConfig,
+    WatchConfig,
+)
+from mesotron.config.base import flags_of
+from mesotron.config.flags import value_at
 from mesotron.config.registry import FORMATS, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.rewards.call import make_reward
@@ -162,5 +172,29 @@ def test_the_command_line_knows_them(capsys):
     importlib.import_module("squares")
     importlib.import_module("brief")
 
-    assert main(["reward", "check", "brief", "--task", "squares"]) == 0
+    assert main(["check", "brief", "--task", "squares"]) == 0
     assert "brief on" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("module", "config_type", "flag", "name"),
+    [
+        ("squares", TrainConfig, "--task", "squares"),
+        ("brief", TrainConfig, "--reward", "brief"),
+        ("reinforce", TrainConfig, "--objective.name", "reinforce"),
+        ("signed", TrainConfig, "--optim", "signed"),
+        ("signed", RouteConfig, "--optim", "signed"),
+        ("minimind", WatchConfig, "--kind", "minimind"),
+    ],
+)
+def test_a_name_is_a_choice_of_its_flag_once_it_is_registered(module, config_type, flag, name):
+    required = ["tiny"] if config_type is RouteConfig else []
+    words = [*required, flag, name]
+    if flag != "--reward":  # whose names are looked up when the reward is made
+        with pytest.raises(ValueError, match=name):
+            parse(config_type, words)
+
+    importlib.import_module(module)
+    place = flags_of(config_type)[flag].path
+    assert value_at(parse(config_type, words), place) in (name, (name,))

@@ -73,7 +73,6 @@ class SnakeNetwork(nn.Module):
     def __init__(self, config: SnakeConfig) -> None:
         super().__init__()
         d = config.d_model
-        self.masked = config.action_mask
         self.over_all = config.num_layers - (config.readout == "head")
         self.input = nn.Linear(NUM_FEATURES, d)
         self.position_rows = nn.Parameter(_tensor(waves(config.height, d)))
@@ -101,9 +100,8 @@ class SnakeNetwork(nn.Module):
         features = F.gelu(self.trunk(read), approximate="tanh")
 
         logits = self.actor(features)
-        if self.masked:
-            legal = mask.bool()
-            logits = logits.masked_fill(~legal & legal.any(-1, keepdim=True), -1e9)
+        legal = mask.bool()
+        logits = logits.masked_fill(~legal & legal.any(-1, keepdim=True), -1e9)
 
         return logits, self.critic(features)
 

@@ -5,10 +5,17 @@ import math
 
 import pytest
 
-from mesotron import config
+from mesotron import cli, config
 from mesotron.cli import parse
 from mesotron.compare.change import change
-from mesotron.config import OptimConfig, RolloutConfig, SnakeConfig, TaskConfig, TrainConfig
+from mesotron.config import (
+    OptimConfig,
+    RolloutConfig,
+    SnakeConfig,
+    TaskConfig,
+    TrainConfig,
+    aliases,
+)
 from mesotron.config.base import (
     bounds_of,
     flag_of,
@@ -96,7 +103,6 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("TrainConfig", {"task": config.TaskConfig(num_eval=0)}, "--task.num-eval 0"),
         ("TrainConfig", {"time_limit": "soon"}, "--time-limit 'soon'"),
         ("TrainConfig", {"task": config.TaskConfig(num_train=9)}, "--task.num-train 9"),
-        ("TrainConfig", {"reward": config.RewardConfig(near_unit=5.0)}, "--reward.near-unit 5"),
         ("TrainConfig", {"reward": config.RewardConfig(parts=("overlong",))}, "overlong-buffer"),
         ("PlanConfig", {"calibrate": True, "seconds_per_step": 2.0}, "--calibrate"),
         ("CompareConfig", {"optims": ("muon", "muon")}, "--optims muon muon"),
@@ -106,7 +112,6 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
         ("SnakeConfig", {"d_model": 30}, "--d-model 30"),
         ("SnakeConfig", {"num_minibatches": 7}, "--num-minibatches 7"),
         ("SnakeConfig", {"kl_coef": 0.1}, "--kl-coef 0.1"),
-        ("SnakeConfig", {"pion_cutoff": "loud"}, "--pion-cutoff loud"),
     ],
 )
 def test_an_unusable_value_is_refused_by_its_flag(kind, values, flag):
@@ -189,6 +194,45 @@ def test_the_data_of_old_runs_are_found(old, new):
 def test_muon_on_snake_has_an_old_name(use_muon, rule):
     assert from_plain(SnakeConfig, {"use_muon": use_muon, "optim": None}).rule == rule
     assert parse(SnakeConfig, [f"--use-muon={use_muon}"]).rule == rule
+
+
+def test_mirrors_on_snake_have_old_names():
+    old = {"wandb": True, "tensorboard": True}
+    assert from_plain(SnakeConfig, old).report_to == ("wandb", "tensorboard")
+    assert from_plain(SnakeConfig, dict.fromkeys(old, False)) == SnakeConfig()
+    assert parse(SnakeConfig, ["--tensorboard"]).report_to == ("tensorboard",)
+
+
+KINDS = [kind for kind in CONFIGS if kind.__name__ in aliases.REMOVED]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_removed_setting_is_read_at_its_value_only(kind):
+    for name, removed in aliases.REMOVED[kind.__name__].items():
+        assert from_plain(kind, {name: removed.value}) == kind()
+        with pytest.raises(ValueError, match=name):
+            from_plain(kind, {name: "other"})
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "flag"),
+    [
+        ("train", "--reward.near-unit 2", "--reward.near-unit"),
+        ("ppo snake", "--no-action-mask", "--no-action-mask"),
+        ("vla train", "--optim.momentum=0.9", "--optim.momentum"),
+        ("compare snake", "--set action_mask=false", "action_mask"),
+        ("eval tiny", "--batch 3", "--batch"),
+    ],
+)
+def test_a_removed_flag_is_refused_with_what_to_do(command, words, flag, capsys):
+    assert cli.main([*command.split(), *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag} " in error.replace("=", " ").replace("'", "")
+    assert "no longer a setting" in error
+
+
+def test_removed_settings_are_named_like_fields_of_existing_configs():
+    assert {kind.__name__ for kind in KINDS} == aliases.REMOVED.keys()
 
 
 def test_old_flags_for_data_are_read_as_those_of_today():

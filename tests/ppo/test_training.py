@@ -170,7 +170,7 @@ def test_metrics_equal_the_documented_ones(folder):
 
 
 def test_tensorboard_mirrors_the_run_folder(folder):
-    session = open_session(folder, tensorboard=True)
+    session = open_session(folder, report_to=("tensorboard",))
     metrics = {"episode/finished": np.ones((1, 3)), "episode/fruit": np.array([[1.0, 2.5, 4.0]])}
     with session.mirrors:
         training.write_chunk(session, metrics, 0, 3, 0.0, 1.5)

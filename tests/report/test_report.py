@@ -546,7 +546,6 @@ def test_bad_input_is_rejected(tmp_path):
 
     assert not (tmp_path / "report.html").exists()
     reject([tmp_path / "a", tmp_path / "a"], "twice")
-    reject([tmp_path / "a"], "--every", live=True, every=0)
     (tmp_path / "t" / "tournament.json").write_text("{")
     reject([tmp_path / "t"], "tournament.json")
     (tmp_path / "a" / "metrics.jsonl").write_text("{}\nno\n{}\n")
@@ -597,7 +596,7 @@ def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
     seen = []
 
     def sleep(seconds: float) -> None:
-        assert seconds == 7
+        assert seconds == command.EVERY
         seen.append(out.read_text())
 
         if len(seen) == 2:  # nothing changed between the first two
@@ -612,13 +611,12 @@ def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
             ReportConfig(
                 paths=(run.path,),
                 live=True,
-                every=7,
             )
         )
         == 0
     )
 
-    assert 'data-live="7"' in seen[0]
+    assert 'data-live="10"' in seen[0]
     assert seen[1] == seen[0]
     assert "step 21 of 20" in seen[2]
     assert 'data-live="' not in out.read_text()

@@ -46,26 +46,24 @@ def test_each_part(judge, part, values):
 
 
 @pytest.mark.parametrize(
-    ("gold", "unit", "rewards"),
+    ("gold", "rewards"),
     [
         (
             "7",
-            2.0,
             {
                 "7": 1,
-                "5": 0.5,
-                r"\frac{15}{2}": 0.8,
-                "-1": 0.2,
+                "5": 1 / 3,
+                r"\frac{15}{2}": 2 / 3,
+                "-1": 1 / 9,
                 "3" * 100: 0,
                 "1e999": 0,
                 "x + 1": 0,
-                "50%": 4 / 17,
-                r"\sqrt{81}": 0.5,
+                "50%": 2 / 15,
+                r"\sqrt{81}": 1 / 3,
             },
         ),
         (
             "50%",
-            1.0,
             {
                 "50%": 1,
                 "0.5": 1,
@@ -79,19 +77,16 @@ def test_each_part(judge, part, values):
         ),
         (
             "0.5",
-            0.01,
             {
                 "50%": 1,
                 "0.5": 1,
-                "51%": 0.5,
-                "0.51": 0.5,
-                "49 percent": 0.5,
+                "150%": 0.5,
+                "1.5": 0.5,
             },
         ),
         # Another unit is wrong, though the numbers are 0 apart.
         (
             "5 km",
-            1.0,
             {
                 "5 cm": 0,
                 "5 km": 1,
@@ -100,17 +95,16 @@ def test_each_part(judge, part, values):
                 "6": 0.5,
             },
         ),
-        ("Paris", 1.0, {"5": 0}),
+        ("Paris", {"5": 0}),
     ],
 )
-def test_near_decreases_with_distance(judge, gold, unit, rewards):
+def test_near_decreases_with_distance(judge, gold, rewards):
     answers = [rf"\boxed{{{answer}}}" for answer in rewards]
     scores = score(
         judge,
         answers,
         golds=[gold] * len(rewards),
         parts=("near",),
-        near_unit=unit,
     )
 
     assert scores == pytest.approx(list(rewards.values()))

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from mesotron.config import CompareConfig, SweepConfig
+from mesotron.config import ManyRunsConfig
 from mesotron.runs.extras import require
 from mesotron.runs.process import StopRequest
 from mesotron.runs.workers import CommandPool, Job, list_gpus, num_cores
 
 
-def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool:
+def make_pool(config: ManyRunsConfig, on_gpus: bool) -> CommandPool:
     if config.on is not None:
         require("ray", what=f"--on {config.on}")
         from mesotron.runs.cluster import RayPool

@@ -1,4 +1,4 @@
-"""Old names of commands and settings, which keep working.
+"""Old names of commands and settings, which keep working, and settings that became constants.
 
 A command of an old name runs with a note for one release. A setting is named by its place in a
 config, such as rollout.engine; its old flag is that name with dashes. Old flags, TOML files and
@@ -52,6 +52,49 @@ SETTINGS = {
     "rollout.share_prompts": Alias("rollout.fast", bool),
     "rollout.record": Alias("rollout.fast", bool),
     "use_muon": Alias("optim", lambda on: "muon" if on else None),
+    "wandb": Alias("report_to", lambda on: ["wandb"] if on else None),
+    "tensorboard": Alias("report_to", lambda on: ["tensorboard"] if on else None),
+}
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting that became a constant."""
+
+    value: Any  # the constant; files of old runs may still say it
+    instead: str  # what a user does now
+
+
+LORA_ALPHA = Removed(32.0, "LoRA's alpha is 32; change --lr instead")
+# By the class of the config.
+REMOVED: dict[str, dict[str, Removed]] = {
+    "ModelConfig": {"lora_alpha": LORA_ALPHA},
+    "RewardConfig": {
+        "near_unit": Removed(1.0, "near pays half at an error of 1; rescale in a reward of yours"),
+    },
+    "ObjectiveConfig": {
+        "momentum_schedule": Removed(None, "the objective's own is taken"),
+    },
+    "EvalConfig": {
+        "batch": Removed(None, "evaluation samples as many completions at once as fit in memory"),
+    },
+    "RewardCheckConfig": {"limit": Removed(2.0, "a completion may take 2 CPU seconds")},
+    "ReportConfig": {"every": Removed(10.0, "a live page is written every 10 seconds")},
+    "PolicyConfig": {
+        "flow_steps": Removed(5, "the flow head makes 5 steps"),
+        "lora_alpha": LORA_ALPHA,
+    },
+    "VlaTrainConfig": {"compile": Removed(False, "a step is a CUDA graph where one is possible")},
+    "PartsOptimConfig": {
+        "momentum": Removed(0.95, "the spectral rules have momentum 0.95"),
+        "scale": Removed("rms", "rates are in AdamW's unit"),
+        "rank": Removed(8, "low_rank keeps 8 directions"),
+        "max_grad_norm": Removed(1.0, "gradients are clipped to a norm of 1"),
+    },
+    "SnakeConfig": {
+        "action_mask": Removed(True, "illegal moves are always masked"),
+        "pion_cutoff": Removed("noise", "Pion cuts at the noise edge on Snake"),
+    },
 }
 
 
@@ -69,7 +112,7 @@ def upgrade_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_of_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What old names stand for. Texts of several are joined; a switch is on if any of them is."""
+    """What old names stand for. Texts and lists of several are joined; one switch turns it on."""
     converted: dict[str, Any] = {}
     for name, old_value in values.items():
         if name not in SETTINGS:
@@ -83,6 +126,8 @@ def values_of_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(earlier, str):
             converted[new] = f"{earlier},{value}"
+        elif isinstance(earlier, list):
+            converted[new] = [*earlier, *value]
         elif not earlier:
             converted[new] = value
 

@@ -21,7 +21,7 @@ from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mesotron.config.aliases import upgrade
+from mesotron.config.aliases import REMOVED, Removed, upgrade
 from mesotron.config.types import Bounds
 
 C = TypeVar("C")
@@ -108,6 +108,31 @@ def flags_of(config_type: Any, prefix: str = "") -> dict[str, Setting]:
             flags[flag] = Setting(path, flag, item, kind)
 
     return flags
+
+
+def removed_from(config_type: Any, prefix: str = "") -> dict[str, Removed]:
+    """The settings of a config and its sections that became constants, by their places."""
+    gone = {}
+    for kind in config_type.__mro__:
+        for name, removed in REMOVED.get(kind.__name__, {}).items():
+            gone[prefix + name] = removed
+
+    for name, kind in get_type_hints(config_type).items():
+        if is_dataclass(kind):
+            gone |= removed_from(kind, f"{prefix}{name}.")
+
+    return gone
+
+
+def without_removed(config_type: Any, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Values without those of constants, which a file may name but not change."""
+    gone = removed_from(config_type)
+    for name, value in values.items():
+        if name in gone and value != gone[name].value:
+            instead = gone[name].instead
+            raise ValueError(f"{source}: {name} = {value!r:.80} is no longer a setting: {instead}")
+
+    return {name: value for name, value in values.items() if name not in gone}
 
 
 @cache
@@ -271,8 +296,8 @@ def from_plain(
     else:
         made = {name: getattr(base, name) for name in names}
 
-    for key, value in upgrade(values).items():
-        name = key.replace("-", "_")
+    plain = {key.replace("-", "_"): value for key, value in upgrade(values).items()}
+    for name, value in without_removed(config_type, plain, source).items():
         if name not in names:
             raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mesotron.config.aliases import SETTINGS, nest, upgrade_names
-from mesotron.config.base import Setting, flags_of, suggest
+from mesotron.config.base import Setting, flags_of, removed_from, suggest, without_removed
 
 # Flag -> value and help, in the order of the short help. They mean the same in every command.
 COMMON = {
@@ -115,7 +115,21 @@ def read_setting(config_type: Any, item: str) -> tuple[str, str]:
     if path.startswith("trl.") and "--trl" in flags_of(config_type):
         return path, text
 
+    removed = removed_from(config_type).get(path)
+    if removed is not None:
+        raise ValueError(f"{item!r} is no longer a setting: {removed.instead}")
+
     raise ValueError(f"{item!r}: there is no such setting{suggest_flag(path, config_type)}")
+
+
+def describe_unknown(flag: str, config_type: Any) -> str:
+    """What to do about a flag that the command has not."""
+    path = re.sub(r"(^|\.)no_", r"\1", flag.removeprefix("--").replace("-", "_"))
+    removed = removed_from(config_type).get(path)
+    if removed is not None:
+        return f"{flag} is no longer a setting: {removed.instead}"
+
+    return f"unknown flag {flag}{suggest_flag(flag, config_type)}; see --help"
 
 
 def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -124,7 +138,8 @@ def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[
     sections = {path.partition(".")[0] for path in known if "." in path} | {"data"}
     places: dict[str, Any] = {}
 
-    for name, value in upgrade_names(flatten(table, sections)).items():
+    values = without_removed(config_type, upgrade_names(flatten(table, sections)), source)
+    for name, value in values.items():
         setting = find_setting(config_type, name)
         if setting is None and name in sections:
             raise ValueError(f"{source}: {name} = {value!r:.80} must be a table, [{name}]")

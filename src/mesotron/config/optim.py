@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mesotron.config.base import Config, setting
+from mesotron.config.registry import unknown
 from mesotron.config.rules import optimizer_names
 from mesotron.config.types import (
     Count,
@@ -19,7 +20,8 @@ from mesotron.config.types import (
 if TYPE_CHECKING:
     OptimizerName = str
 else:
-    OptimizerName = Literal[optimizer_names()]
+    # The choices that the help shows; there may be more by the time a config is made.
+    OptimizerName = Literal[optimizer_names()] | str
 
 LoraRule = Literal["B", "A", "both", "product", "none"]
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
@@ -66,6 +68,9 @@ class OptimConfig(Config, prefix="optim."):
     in mesotron train from 100 steps on)."""
 
     def check_fields(self) -> None:
+        if self.name not in optimizer_names():
+            self.refuse("name", unknown(self.name, optimizer_names()))
+
         is_muon = self.name.startswith("muon")
         self.refuse_unless(self.name == "pion", "needs --optim pion", "promote", "cutoff")
         self.refuse_unless(is_muon, "needs --optim muon", "rank")
@@ -104,20 +109,12 @@ class PartsOptimConfig(Config, prefix="optim."):
     """Pion's promotion steps k_p."""
     cutoff: Cutoff | None = None
     """Pion's strength: a fraction, aligned or noise (unset, without --optim.promote: noise)."""
-    rank: Count = 8
-    """Directions that low_rank keeps."""
-    momentum: Fraction = 0.95
-    """Momentum of the spectral rules."""
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
-    scale: Scale = "rms"
-    """Unit of the step, or a factor; see docs/learning_rate.md."""
     schedule: Schedule = "linear"
     """Learning rate schedule after the warm-up; linear and cosine fall to 0 at the last step."""
     warmup: Fraction = 0.0
     """Fraction of the steps over which the rate rises from 0."""
-    max_grad_norm: NonNegative = 1.0
-    """Clip the gradient of the auxiliary groups to this norm (0: off). The whole norm is logged."""
 
     def check_fields(self) -> None:
         has_pion = "pion" in (self.vision, self.language, self.fusion, self.action)

@@ -34,8 +34,6 @@ class SnakeConfig(Config):
     """Added when the snake dies; negative or zero."""
     step_penalty: NonPositive = 0.0
     """Added at every step; negative or zero."""
-    action_mask: bool = True
-    """Restrict the policy to legal moves."""
     num_envs: Count = 64
     """Games played in parallel."""
     num_steps: Count = 64
@@ -72,9 +70,6 @@ class SnakeConfig(Config):
     """Momentum of Muon and Pion."""
     muon_nesterov: bool = True
     """Nesterov momentum for Muon and Pion."""
-    pion_cutoff: str = "noise"
-    """Strength of Pion: noise (the only one measured on Snake), aligned, or a fraction of the
-    largest singular value such as 0.3."""
     d_model: Count = 32
     """Width of a token."""
     num_layers: Count = 1
@@ -127,14 +122,12 @@ class SnakeConfig(Config):
     """What the watch does when a single run fails: record it, also warn, or also save and stop."""
     gif: bool = setting(True, on_resume=True)
     """Draw a greedy game at the end."""
-    wandb: bool = setting(False, on_resume=True)
-    """Also log the metrics to Weights & Biases."""
+    report_to: tuple[Literal["tensorboard", "wandb"], ...] = setting((), on_resume=True)
+    """Also send the metrics there; the run folder always has them."""
     wandb_project: str = setting("mesotron-snake", on_resume=True)
     """W&B project."""
     wandb_entity: str | None = setting(None, on_resume=True)
     """W&B account or team."""
-    tensorboard: bool = setting(False, on_resume=True)
-    """Also write the metrics for TensorBoard."""
 
     @property
     def num_cells(self) -> int:
@@ -175,11 +168,6 @@ class SnakeConfig(Config):
     def num_gradient_steps(self) -> int:
         return self.num_updates * self.update_epochs * self.num_minibatches
 
-    @property
-    def cutoff(self) -> float | Literal["aligned", "noise"]:
-        named = self.pion_cutoff in ("aligned", "noise")
-        return self.pion_cutoff if named else float(self.pion_cutoff)  # type: ignore[return-value]
-
     def check_fields(self) -> None:
         if self.num_steps > self.time_limit:
             self.refuse("num_steps", f"exceeds a game of {self.time_limit} steps: see --max-steps")
@@ -194,8 +182,3 @@ class SnakeConfig(Config):
 
         if self.kl_coef and self.pretrained_model is None:
             self.refuse("kl_coef", "needs a --pretrained-model")
-
-        try:
-            self.cutoff  # noqa: B018
-        except ValueError:
-            self.refuse("pion_cutoff", "must be noise, aligned or a number such as 0.3")

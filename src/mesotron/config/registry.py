@@ -5,7 +5,7 @@ without importing anything. A file is imported when its entry is first asked for
 it adds the entry. In any other file the decorator adds a name as soon as that file is imported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -61,8 +61,12 @@ class Registry:
 
     def hint(self, name: str) -> str:
         """The rest of a message on an unknown name."""
-        known = suggest(name, self.names()) or f": one of {', '.join(self.names())}"
-        return f"is unknown{known}"
+        return unknown(name, self.names())
+
+
+def unknown(name: str, names: Sequence[str]) -> str:
+    """The rest of a message on a name that is none of these."""
+    return f"is unknown{suggest(name, names) or ': one of ' + ', '.join(names)}"
 
 
 TASKS = Registry("task", "mesotron.tasks.builtin")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.optim import OptimConfig, OptimizerName
-from mesotron.config.registry import FORMATS
+from mesotron.config.registry import FORMATS, unknown
+from mesotron.config.rules import optimizer_names
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 from mesotron.config.types import (
     Bounds,
@@ -70,8 +71,6 @@ class EvalConfig(Config):
     """Sampling temperature."""
     max_tokens: Count = 256
     """Maximum completion length."""
-    batch: Count | None = None
-    """Completions generated at once (unset: what fits in memory)."""
     seed: Seed = 0
     """Seed of the samples and of the intervals."""
     device: Device = "auto"
@@ -221,8 +220,6 @@ class ReportConfig(Config):
     """Rewrite the page while the runs go on; an open browser page follows."""
     rename: tuple[str, ...] = ()
     """Metric names, as in mesotron watch --rename."""
-    every: Positive = 10.0
-    """Seconds between updates with --live."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +233,6 @@ class RewardCheckConfig(Config):
     task: TaskConfig = TaskConfig()
     rows: Several = 50
     """Training problems to try it on."""
-    limit: Positive = 2.0
-    """CPU seconds that one completion may take."""
     samples: Natural = 0
     """Also score this many samples of the model per problem, for the spread inside groups."""
     model: str = "tiny"
@@ -249,7 +244,25 @@ class RewardCheckConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(Config):
+class ManyRunsConfig(Config):
+    """What commands that start many runs share."""
+
+    workers: Count | None = None
+    """Runs in parallel (unset: one per GPU, or per core without one)."""
+    threads: Count = 1
+    """CPU threads per run."""
+    on: str | None = None
+    """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
+    gpus: Positive = 1.0
+    """GPUs per run on a Ray cluster; with 0.5 two runs share one."""
+
+    def check_fields(self) -> None:
+        if self.on is not None and self.on.partition(":")[0] != "ray":
+            self.refuse("on", "must be ray or ray:ADDRESS, such as ray:10.0.0.1:6379")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(ManyRunsConfig):
     """Compare optimizers and objectives fairly; `compare sweep` searches any settings.
 
     Each contender gets a rate search, then fresh seeds. The short flags of mesotron train (--model,
@@ -277,14 +290,6 @@ class CompareConfig(Config):
     """Settings of the recipe to change in every cell, such as steps=20 batch=8."""
     seed: Seed = 0
     """First seed. The search uses it, the final runs those after it."""
-    workers: Count | None = None
-    """Cells run in parallel (unset: one per GPU, or per core without one)."""
-    threads: Count = 1
-    """CPU threads per cell."""
-    on: str | None = None
-    """Run the cells on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
-    gpus: Positive = 1.0
-    """GPUs per cell on a Ray cluster; with 0.5 two cells share one."""
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
     trust: bool = False
@@ -293,17 +298,16 @@ class CompareConfig(Config):
     """Tournament folder (unset: runs/compare-RECIPE). An existing one is continued."""
 
     def check_fields(self) -> None:
+        super().check_fields()
         for name in ("optims", "objectives"):
             given = getattr(self, name)
             distinct = sorted(set(given))
             if len(distinct) < len(given):
                 self.refuse(name, f"has duplicates: give {', '.join(distinct)} once each")
 
-        check_place(self, self.on)
-
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(Config):
+class SweepConfig(ManyRunsConfig):
     """Search a run's settings with Optuna, over the ranges of a W&B sweep file.
 
     The short flags of mesotron train (--model, --data, --reward, ...) apply to every run."""
@@ -319,14 +323,6 @@ class SweepConfig(Config):
     """Direction (unset: the file's, or maximize)."""
     trials: Count = 20
     """Finished or pruned trials of the whole study, over all processes."""
-    workers: Count | None = None
-    """Trials run in parallel (unset: one per GPU, or per core without one)."""
-    threads: Count = 1
-    """CPU threads per trial."""
-    on: str | None = None
-    """Run the trials on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
-    gpus: Positive = 1.0
-    """GPUs per trial on a Ray cluster; with 0.5 two trials share one."""
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
     every: Positive = 2.0
@@ -339,14 +335,6 @@ class SweepConfig(Config):
     """Seed of the sampler."""
     out: Path | None = None
     """Folder of the trials' runs (unset: runs/sweep-NAME). An existing study is continued."""
-
-    def check_fields(self) -> None:
-        check_place(self, self.on)
-
-
-def check_place(config: Config, on: str | None) -> None:
-    if on is not None and on.partition(":")[0] != "ray":
-        config.refuse("on", "must be ray or ray:ADDRESS, such as ray:10.0.0.1:6379")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,3 +377,7 @@ class RouteConfig(Config):
     """Route the model as under LoRA of this rank on all linear layers."""
     out: Path | None = None
     """Also write the table to this JSON file."""
+
+    def check_fields(self) -> None:
+        if self.optim not in optimizer_names():
+            self.refuse("optim", unknown(self.optim, optimizer_names()))

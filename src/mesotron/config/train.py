@@ -75,8 +75,6 @@ class ModelConfig(Config, prefix="model."):
     has bfloat16 (bfloat16 for LoRA's frozen weights and in evaluation), else float32."""
     lora: Natural = setting(0, flag="lora")
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
-    lora_alpha: Positive = 32.0
-    """LoRA's scale: the update is multiplied by alpha / rank."""
     load: Literal["full", "4bit", "8bit"] = "full"
     """Quantize the frozen weights under LoRA to 4 bits (NF4) or 8: less memory, slower."""
     gradient_checkpointing: bool = False
@@ -205,8 +203,6 @@ class RewardConfig(Config, prefix="reward."):
     """One weight per part (unset: 1 each)."""
     format_share: Fraction = 0.1
     """What two_part pays for the format alone; a correct answer adds 1."""
-    near_unit: Positive = 1.0
-    """Error at which near pays half of what it pays for the right number."""
     overlong_buffer: Count = 64
     """Tokens before the limit over which overlong falls from 0 to -1."""
     timeout: Positive = 5.0
@@ -247,8 +243,6 @@ class ObjectiveConfig(Config, prefix="objective."):
     momentum_generations: Natural | None = None
     """Completions per group sampled from the anchor (unset: a quarter of the group for mgrpo, as
     many as the policy's for corewarding)."""
-    momentum_schedule: Literal["constant", "cosine"] | None = None
-    """Keep the momentum, or raise it to 0.99999 along a cosine (unset: the objective's own)."""
     momentum_update: Literal["rollout", "optimizer_step"] = "rollout"
     """Move the anchor once per rollout batch, or at each optimizer step."""
     loss_on_momentum: bool = False
@@ -321,8 +315,6 @@ class ObjectiveConfig(Config, prefix="objective."):
         self.refuse_unless(has_anchor, why, "momentum", "momentum_update")
         if self.momentum_generations:  # 0 samples nothing
             self.refuse_unless(has_anchor, why, "momentum_generations")
-        if self.momentum_schedule == "cosine":
-            self.refuse_unless(has_anchor, why, "momentum_schedule")
 
         has_own_votes = self.momentum_generations == 0 or self.loss_on_momentum
         if objective.anchor_labels and has_own_votes:
@@ -534,9 +526,6 @@ class TrainConfig(LanguageRunConfig):
 
     def _check_reward(self) -> None:
         reward = self.reward
-        is_near = "near" in reward.parts
-        reward.refuse_unless(is_near, "needs near among --reward", "near_unit")
-
         is_overlong = "overlong" in reward.parts
         reward.refuse_unless(is_overlong, "needs overlong among --reward", "overlong_buffer")
         if is_overlong and reward.overlong_buffer > self.rollout.max_tokens:

@@ -80,16 +80,12 @@ class PolicyConfig(Config, prefix="policy."):
     """Actions predicted at once."""
     patch: Count | None = None
     """Side of an image patch in pixels (unset: the size's own)."""
-    flow_steps: Count = 5
-    """Euler steps from noise to actions, when acting with the flow head."""
     vision_tower: str | None = None
     """Pretrained image model of Transformers: a folder or hub name (unset: from scratch)."""
     language_tower: str | None = None
     """The same for the instruction."""
     lora: Natural = 0
     """Rank of LoRA adapters on pretrained towers (0: train all their weights)."""
-    lora_alpha: float = 32.0
-    """LoRA's scale: the update is multiplied by alpha / rank."""
     freeze_towers: bool = False
     """Freeze pretrained towers."""
 
@@ -142,8 +138,6 @@ class VlaTrainConfig(Config):
     """Simulation processes in the evaluation (unset: one per core)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products; weights are float32 (auto: bfloat16 on a GPU that has it)."""
-    compile: bool = False
-    """Compile the policy: faster steps after about a minute."""
     graph: bool | None = None
     """Replay a step as a CUDA graph (unset: if the model and the size of the images allow it)."""
     device: Device = setting("auto", on_resume=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from mesotron.config.aliases import SETTINGS, upgrade_names
 from mesotron.config.base import Setting, describe_type, flags_of
-from mesotron.config.flags import PASSED_ON, find_setting, passed_on_by, suggest_flag
+from mesotron.config.flags import PASSED_ON, describe_unknown, find_setting, passed_on_by
 from mesotron.config.train import TrainConfig
 
 # The TOML file that every command reads defaults from.
@@ -97,8 +97,7 @@ def sort_words(config_type: Any, args: Sequence[str]) -> Words:
             or add_trl(config_type, option, words)
             or add_passed_on(config_type, option, passed_on)
         ):
-            flag = option.flag
-            raise ValueError(f"unknown flag {flag}{suggest_flag(flag, config_type)}; see --help")
+            raise ValueError(describe_unknown(option.flag, config_type))
 
         words.positional += option.words
 
@@ -215,7 +214,7 @@ def add_upgraded(config_type: Any, old: dict[str, Any], words: Words) -> None:
         setting = find_setting(config_type, name)
         if setting is None:
             flag = "--" + next(iter(old)).replace("_", "-")
-            raise ValueError(f"unknown flag {flag}{suggest_flag(flag, config_type)}; see --help")
+            raise ValueError(describe_unknown(flag, config_type))
 
         if setting.is_switch:
             words.switches.setdefault(setting.flag, value)

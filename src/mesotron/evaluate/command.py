@@ -104,7 +104,6 @@ def evaluate_all(
                 max_tokens=config.max_tokens,
                 samples=config.samples,
                 temperature=config.temperature,
-                batch=config.batch,
                 seed=config.seed,
                 judge=judge,
                 reward=reward,

@@ -1,11 +1,12 @@
 """Scores with their intervals: Wilson, Student, bootstrap, pass@k and the majority vote."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from mesotron.answers.majority import leaders
 
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 RESAMPLES = 2000
@@ -98,15 +99,12 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 def majority_right(answers: Sequence[tuple[str | None, bool]]) -> float:
     """Whether the most frequent of (answer, is right) pairs is right; for a tie, the share of
     winners that are."""
-    votes = Counter(answer for answer, _ in answers if answer is not None)
-    if not votes:
+    winners, _ = leaders(answer for answer, _ in answers)
+    if not winners:
         return 0.0
 
-    most = max(votes.values())
     is_right = dict(answers)
-    winners = [is_right[answer] for answer, count in votes.items() if count == most]
-
-    return sum(winners) / len(winners)
+    return sum(is_right[winner] for winner in winners) / len(winners)
 
 
 def powers_of_two(limit: int) -> list[int]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 # Checkpoints hold whole weights by name; LoRA's leave the frozen ones out.
+LORA_ALPHA = 32  # the update is multiplied by alpha / rank
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
@@ -32,7 +33,7 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
 
     return LoraConfig(
         r=config.lora,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        lora_alpha=LORA_ALPHA,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )

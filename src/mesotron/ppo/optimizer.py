@@ -69,7 +69,7 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
         if config.rule == "muon":
             rule = mesotron_jax.chain_with_muon(rate, **shared)
         else:
-            rule = mesotron_jax.chain_with_pion(rate, cutoff=config.cutoff, **shared)
+            rule = mesotron_jax.chain_with_pion(rate, cutoff="noise", **shared)
 
     if not config.max_grad_norm:
         return rule

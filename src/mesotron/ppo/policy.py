@@ -99,10 +99,7 @@ def apply_policy(
     read = jnp.concatenate([rms_norm(head, scale).astype(jnp.float32)[:, 0], mean], axis=-1)
     features = jax.nn.gelu(_apply(params["trunk"], read))
 
-    logits = _apply(params["actor"], features)
-    if config.action_mask:
-        logits = mask_logits(logits, observation.mask)
-
+    logits = mask_logits(_apply(params["actor"], features), observation.mask)
     return logits, _apply(params["critic"], features)[..., 0]
 
 

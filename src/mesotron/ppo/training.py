@@ -68,14 +68,14 @@ class Mirrors:
         self._wandb: Any = None
         self._board: Any = None
 
-        if config.wandb:
+        if "wandb" in config.report_to:
             import wandb
 
             where = {"project": config.wandb_project, "entity": config.wandb_entity}
             where |= {"name": path.name, "dir": str(path)}
             self._wandb = wandb.init(**where, config=to_plain(config))
 
-        if config.tensorboard:
+        if "tensorboard" in config.report_to:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(path / "tensorboard"))
@@ -116,11 +116,9 @@ class SnakeSession(NamedTuple):
 
 def run(config: SnakeConfig) -> int:
     """The command `mesotron ppo snake`: train or resume; returns the exit code."""
-    if config.wandb:
-        require(None, ["wandb"], "--wandb")
-
-    if config.tensorboard:
-        require("tensorboard", ["tensorboard"], "--tensorboard")
+    for name in config.report_to:
+        extra = "tensorboard" if name == "tensorboard" else None
+        require(extra, [name], f"--report-to {name}")
 
     folder, config = open_run(config)
     with folder:

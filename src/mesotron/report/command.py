@@ -15,6 +15,7 @@ from mesotron.runs.files import write_whole
 from mesotron.watch.find import find_runs
 
 NAME = "report.html"
+EVERY = 10.0  # seconds between updates of a live page
 MOST_RUNS = COLORS * DASHES  # more lines look alike
 
 
@@ -28,7 +29,7 @@ def run(config: ReportConfig) -> int:
         out = place / NAME if place.is_dir() else place.with_name(NAME)
 
     if config.live:
-        return follow(paths, out, config.every, config.rename)
+        return follow(paths, out, config.rename)
 
     write(paths, out, rename=config.rename)
     print(f"{out}: {out.stat().st_size / 1e6:,.1f} MB, open it in a browser")
@@ -93,23 +94,23 @@ def is_tournament(path: Path) -> bool:
     return (path / RECORD).is_file()
 
 
-def follow(paths: Sequence[Path], out: Path, every: float, rename: Sequence[str] = ()) -> int:
+def follow(paths: Sequence[Path], out: Path, rename: Sequence[str] = ()) -> int:
     """Rewrite the page whenever something changes, until every run is over or Ctrl-C."""
-    print(f"{out}: updated every {every:g} s while the runs go on; Ctrl-C ends it")
+    print(f"{out}: updated every {EVERY:g} s while the runs go on; Ctrl-C ends it")
     before = None
     try:
         while True:
             now = [stamp(path) for path in paths]
             over = all(is_over(path) for path in paths)
             if now != before or over:
-                write(paths, out, None if over else every, rename)
+                write(paths, out, None if over else EVERY, rename)
 
             if over:
                 print("all runs are over")
                 return 0
 
             before = now
-            time.sleep(every)
+            time.sleep(EVERY)
     except KeyboardInterrupt:
         write(paths, out, rename=rename)
         return 0

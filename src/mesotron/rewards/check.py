@@ -273,7 +273,7 @@ def run(config: RewardCheckConfig) -> int:
         else:
             samples = ()
 
-        result = check(reward, problems, limit=config.limit, samples=samples)
+        result = check(reward, problems, samples=samples)
 
     show(result, " + ".join(config.rewards), len(problems))
     return 1 if result.findings or result.unknown else 0

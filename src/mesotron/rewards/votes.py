@@ -8,7 +8,6 @@ Legend: P prompts, G completions per prompt by the policy, N by the anchor.
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mesotron.answers.majority import leaders
 from mesotron.answers.verify import Verifier
 
 Tie = Literal["first", "abstain", "random"]
@@ -76,24 +76,23 @@ def majority(
         >>> majority(["7", "8"], tie="abstain").label is None
         True
     """
-    counts = Counter(answer for answer in answers if answer is not None)
-    if not counts:
+    winners, votes = leaders(answers)
+    if not winners:
         return Vote(None, 0.0, 0)
 
-    votes = max(counts.values())
-    leaders = [answer for answer, number in counts.items() if number == votes]
-    share = votes / counts.total()
+    voters = sum(answer is not None for answer in answers)
+    share = votes / voters
 
-    label: str | None = leaders[0]
-    if len(leaders) > 1 and tie == "abstain":
+    label: str | None = winners[0]
+    if len(winners) > 1 and tie == "abstain":
         label = None
-    elif len(leaders) > 1 and tie == "random":
-        label = random.Random(repr(seed)).choice(leaders)
+    elif len(winners) > 1 and tie == "random":
+        label = random.Random(repr(seed)).choice(winners)
 
     if share < min_share:
         label = None
 
-    return Vote(label, share, counts.total())
+    return Vote(label, share, voters)
 
 
 def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:

@@ -894,7 +894,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def update_anchor(self) -> None:
         assert self.anchor is not None
         progress = self.state.global_step / max(self.state.max_steps, 1)
-        schedule = self.objective.momentum_schedule or "constant"
+        schedule = self.kind.momentum_schedule
         self.anchor.update(self.policy, momentum_at(progress, self.objective.momentum, schedule))
 
     def averaged(self) -> AbstractContextManager[None]:

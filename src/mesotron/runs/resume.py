@@ -75,7 +75,7 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
 
     values = RunFolder(path).config
     for name, kind in (("train", TrainConfig), ("sft", SftConfig)):
-        if kind is not config_type and {x.name for x in fields(kind)} == {*values}:
+        if kind is not config_type and {x.name for x in fields(kind)} <= {*values}:
             raise ValueError(f"{path} is a run of {name}: use mesotron {name} --resume {path}")
 
     saved: Any = from_plain(config_type, values, str(path / "config.json"))

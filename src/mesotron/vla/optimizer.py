@@ -18,7 +18,7 @@ from mesotron.spectral.routing import Row
 from mesotron.vla.policy import PARTS
 
 _RULES = {"muon": "muon", "pion": "pion", "low_rank": "muon", "adamw": "adamw"}
-_LOW_RANK = {"filter": "low_rank", "steps": None, "promote": 0, "cutoff": None}
+_LOW_RANK = {"filter": "low_rank", "rank": 8, "steps": None, "promote": 0, "cutoff": None}
 NUM_MICRO_BATCHES = 4
 MAX_MATRICES = 6  # whose singular values are found by a probe
 
@@ -55,9 +55,7 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     return Pion(
         list(groups.values()),
         lr=config.lr,
-        momentum=config.momentum,
         weight_decay=config.weight_decay,
-        scale=config.scale,
         promote=config.promote or 0,
         cutoff=cutoff,
     )
@@ -105,7 +103,7 @@ def make_group(
     if kind.is_vector:
         group["weight_decay"] = 0.0
     if getattr(config, kind.part, "") == "low_rank" and rule == "muon":
-        group |= _LOW_RANK | {"rank": config.rank}
+        group |= _LOW_RANK
 
     return group
 

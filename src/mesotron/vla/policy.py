@@ -115,13 +115,16 @@ class RegressionHead:
         return predict(None, None).float()
 
 
+FLOW_STEPS = 5  # Euler steps from noise to actions
+
+
 class FlowHead:
     """Predict the velocity of the path t noise + (1 - t) actions, t ~ Beta(1.5, 1); a few Euler
     steps to act (Black et al., pi0, 2024, arXiv 2410.24164; Lipman et al., 2023, 2210.02747)."""
 
     needs_noise = True
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int = FLOW_STEPS) -> None:
         self.num_steps = num_steps
 
     def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
@@ -272,7 +275,7 @@ class Policy(nn.Module):
         self.body = body
 
         if config.head == "flow":
-            self.head = FlowHead(config.flow_steps)
+            self.head = FlowHead()
         else:
             self.head = RegressionHead()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mesotron.config import PolicyConfig
+from mesotron.models.adapters import LORA_ALPHA
 from mesotron.runs.extras import require
 from mesotron.vla.encoders import ImageTokens, TextTokens
 
@@ -163,10 +164,9 @@ def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
     require("rlvr", ["peft"], "--policy.lora")
     from peft import LoraConfig, get_peft_model
 
-    alpha: Any = config.lora_alpha
     lora = LoraConfig(
         r=config.lora,
-        lora_alpha=alpha,
+        lora_alpha=LORA_ALPHA,
         target_modules="all-linear",
     )
 

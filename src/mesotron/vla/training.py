@@ -18,6 +18,8 @@ from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import GradientProbe, build_optimizer, part_updates
 from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
+MAX_GRAD_NORM = 1.0  # of the auxiliary groups
+
 
 class Trainer:
     """A policy in training; trainers on the same demonstrations can share their `frames`."""
@@ -42,9 +44,6 @@ class Trainer:
         self._probe = GradientProbe(self.policy)
         self._bfloat16 = uses_bfloat16(config.dtype, device)
         self._losses: Any = self.policy.losses
-
-        if config.compile:
-            self._losses = torch.compile(self.policy.losses, dynamic=False)
 
         if config.where and demos.where is None:
             raise ValueError(f"--where {config.where:g} needs demonstrations of a simulator")
@@ -116,7 +115,7 @@ class Trainer:
 
         losses = self.losses_of(rows)
         losses["loss"].backward()
-        norms = clip_gradients(self.optimizer, self.config.optim.max_grad_norm or math.inf)
+        norms = clip_gradients(self.optimizer, MAX_GRAD_NORM)
         self.optimizer.step()
         self._device_step.add_(1)
         metrics = {name: value.detach() for name, value in losses.items()}

@@ -1,6 +1,5 @@
 """Wrong numbers are paid by their distance, so a group without a correct answer has a signal."""
 
-from fractions import Fraction
 from functools import lru_cache
 
 from mesotron.answers.numbers import Number, distance, other_unit, read_number
@@ -9,7 +8,7 @@ from mesotron.rewards.registry import Judged, reward
 
 @reward(
     "near",
-    about="1 for a correct answer, 1 / (1 + distance / `near_unit`) for a wrong number, both in "
+    about="1 for a correct answer, 1 / (1 + distance) for a wrong number, both in "
     "the format; nothing if the unit differs from the gold's",
     note="wrong numbers still teach; keep `two_part` too",
 )
@@ -19,14 +18,14 @@ def near(completion: Judged) -> float:
     if facts.correct or not facts.formatted:
         return float(facts.correct)
 
-    return closeness(facts.number, completion.gold, completion.config.near_unit)
+    return closeness(facts.number, completion.gold)
 
 
 @lru_cache(maxsize=2**12)  # few pairs are distinct
-def closeness(answer: Number | None, gold: str, unit: float) -> float:
+def closeness(answer: Number | None, gold: str) -> float:
     gold_number = read_number(gold)
     if answer is None or gold_number is None or other_unit(answer, gold_number):
         return 0.0
 
     # Exact fractions: a number with a thousand digits does not fit a float.
-    return float(1 / (1 + distance(answer, gold_number) / Fraction(unit)))
+    return float(1 / (1 + distance(answer, gold_number)))

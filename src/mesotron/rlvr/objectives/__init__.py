@@ -135,7 +135,6 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         beta=published.beta if given.beta is None else given.beta,
         cov_share=given.cov_share or published.cov_share,
         scale_rewards=given.scale_rewards or published.scale_rewards,
-        momentum_schedule=given.momentum_schedule or published.momentum_schedule,
         momentum_generations=N,
     )
 

@@ -39,9 +39,9 @@ def held_bytes(setup: Setup) -> dict[str, float]:
     weights = weights_bytes(setup)
     copies = 4 * setup.trained  # a copy of what trains, in float32
 
-    # LoRA turns its adapters off instead of a reference; corewarding refers to its anchor.
-    has_anchor = objectives.get(setup.objective.name).is_anchored
-    is_own_reference = setup.lora or setup.objective.name == "corewarding"
+    # LoRA turns its adapters off instead of a reference; an anchor that labels alone is one.
+    objective = objectives.get(setup.objective.name)
+    is_own_reference = setup.lora or objective.anchor_labels
     refers = bool(setup.objective.beta) and not is_own_reference
 
     return {
@@ -49,7 +49,7 @@ def held_bytes(setup: Setup) -> dict[str, float]:
         "casts": s.parameters * setup.compute_bytes * setup.mixed,
         "optimizer": optimizer_state_bytes(setup),
         "reference": weights * refers,
-        "anchor": copies * has_anchor,
+        "anchor": copies * objective.is_anchored,
         "average": copies * bool(config.average),
         "fast rollout": fast_rollout_bytes(setup) * bool(config.rollout.fast),
         "vllm": VLLM_SHARE * setup.device.memory * GIB * (config.rollout.vllm == "colocate"),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mesotron.config import GPUS, GpuModel, GpuName, ObjectiveConfig, TrainConfig
 from mesotron.models.precision import choose_precision
 from mesotron.models.speed import choose_speed
-from mesotron.rlvr.objectives import resolve
+from mesotron.rlvr.objectives import get, resolve
 from mesotron.rlvr.plan.shapes import Shape
 from mesotron.rlvr.trl_arguments import first_round_prompts, trl_arguments
 from mesotron.runs.process import num_processes
@@ -155,9 +155,9 @@ def count_rows(config: TrainConfig) -> StepRows:
 
 
 def generations_beside(config: TrainConfig) -> int:
-    """Completions per prompt that an anchor samples beside the policy's: those of corewarding."""
+    """Completions per prompt that an anchor samples beside the policy's, if it labels alone."""
     objective = resolve(config.objective, config.rollout.generations)
-    if objective.name != "corewarding":
+    if not get(objective.name).anchor_labels:
         return 0
 
     return objective.momentum_generations or 0
