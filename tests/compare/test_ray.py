@@ -91,7 +91,7 @@ def test_a_sweep_resumes_the_trial_of_a_dead_node_and_prunes(
     folder = tmp_path / "s"
     rows = [folder / "trials" / f"trial-000{k}" / "metrics.jsonl" for k in (0, 1)]
     kill_a_node(lambda: all(path.exists() and path.stat().st_size > 100 for path in rows))
-    common = ["compare", "sweep", "arith", "--every", "0.1", "--on", f"ray:{cluster.address}"]
+    common = ["compare", "sweep", "arith", "--on", f"ray:{cluster.address}"]
     narrow = ["--space", "optim.lr=1e-4..1e-3", "--trials", "4"]  # where no trial is pruned
 
     assert main([*common, *narrow, "--out", str(folder)]) == 0

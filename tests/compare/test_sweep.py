@@ -39,7 +39,7 @@ def trials(folder):
 
 
 def run_sweep(folder, count, *words):
-    common = ["--every", "0.05", "--trials", str(count), "--out", str(folder)]
+    common = ["--trials", str(count), "--out", str(folder)]
     return main(["compare", "sweep", "arith", *common, *words])
 
 
@@ -184,7 +184,7 @@ def test_two_processes_share_a_study_without_sharing_a_trial(folder):
         "sweep.process_command = lambda rest: [*words, *rest]; sys.exit(main(sys.argv[2:]))"
     )
 
-    words = ["compare", "sweep", "arith", *NARROW, "--every", "0.05"]
+    words = ["compare", "sweep", "arith", *NARROW]
     words += ["--trials", "4", "--workers", "1", "--out", str(folder)]
     started = [subprocess.Popen([sys.executable, "-c", code, str(TRIAL), *words]) for _ in range(2)]
 

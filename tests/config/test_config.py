@@ -209,9 +209,10 @@ KINDS = [kind for kind in CONFIGS if kind.__name__ in aliases.REMOVED]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_removed_setting_is_read_at_its_value_only(kind):
     for name, removed in aliases.REMOVED[kind.__name__].items():
-        assert from_plain(kind, {name: removed.value}) == kind()
+        needed = required(kind)
+        assert from_plain(kind, {**needed, name: removed.value}) == kind(**needed)
         with pytest.raises(ValueError, match=name):
-            from_plain(kind, {name: "other"})
+            from_plain(kind, {**needed, name: "other"})
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ SIZES = "rollout.prompts=2 rollout.generations=4 rollout.max_tokens=16 task.num_
 COMPARE = f"--workers 1 --set {SIZES} device=cpu --out run"
 TOURNAMENTS = {
     "compare": (f"compare arith --optims adamw --seeds 1 --rates 1 --extend 0 {COMPARE}",),
-    "sweep": ("sweep sweep.yaml --trials 2 --workers 1 --every 0.2 --out run",),
+    "sweep": ("sweep sweep.yaml --trials 2 --workers 1 --out run",),
 }
 
 # Commands that print their result.

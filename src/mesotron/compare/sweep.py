@@ -43,6 +43,7 @@ from mesotron.watch.engine import Engine
 JOURNAL = "study.log"
 MAX_CRASHES = 3  # in a row, before the whole sweep is at fault
 MAX_ROWS = 10
+EVERY = 0.25  # seconds between looks at the running trials
 LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
 
 
@@ -378,7 +379,7 @@ class Sweep:
                 job.process.terminate()
 
     def wait(self) -> None:
-        time.sleep(self.config.every)
+        time.sleep(EVERY)
 
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)

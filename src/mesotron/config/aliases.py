@@ -79,6 +79,7 @@ REMOVED: dict[str, dict[str, Removed]] = {
         "batch": Removed(None, "evaluation samples as many completions at once as fit in memory"),
     },
     "RewardCheckConfig": {"limit": Removed(2.0, "a completion may take 2 CPU seconds")},
+    "SweepConfig": {"every": Removed(2.0, "trials are looked at all the time")},
     "ReportConfig": {"every": Removed(10.0, "a live page is written every 10 seconds")},
     "PolicyConfig": {
         "flow_steps": Removed(5, "the flow head makes 5 steps"),

@@ -325,8 +325,6 @@ class SweepConfig(ManyRunsConfig):
     """Finished or pruned trials of the whole study, over all processes."""
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
-    every: Positive = 2.0
-    """Seconds between checks of the running trials."""
     study: str | None = None
     """Name of the study in its storage (unset: the file's name)."""
     storage: str | None = None

@@ -1050,7 +1050,7 @@ def policy_metrics(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class StepParts:
     """The parts of a step, for one that runs without a trainer."""
 
     sample: Callable[[Sequence[Row]], Rollout]
@@ -1061,7 +1061,7 @@ class Parts:
     padding: Padding = Padding()
 
 
-def training_loss(rows: Sequence[Row], parts: Parts) -> LossOutput:
+def training_loss(rows: Sequence[Row], parts: StepParts) -> LossOutput:
     """One step: its loss has a gradient for the policy's weights."""
     rollout = parts.sample(rows)
     sequences = pad(rollout, parts.padding)
