@@ -26,7 +26,9 @@ from mesotron.rlvr.train import check, read_data, resolve_own
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import run_name
 from mesotron.tasks.own import read_own, read_source
+from mesotron.tasks.problem import Problem, first_ranked, ranked
 from mesotron.tasks.prompts import build_prompt, solved_text
+from mesotron.tasks.table import read_splits
 
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
@@ -421,3 +423,29 @@ def test_few_rows_get_a_smaller_batch(rows, tmp_path, caplog):
 
     enough = replace(given, rollout=replace(given.rollout, prompts=1))
     assert check(enough)[0] == enough
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    reads = []
+
+    def counting(*given):
+        reads.append(given)
+        return read_splits(*given)
+
+    monkeypatch.setattr("mesotron.tasks.own.read_splits", counting)
+    config = TaskConfig(data=(str(path),), num_eval=0)
+    for _ in range(3):  # a command checks its data, estimates and trains
+        assert [one.gold for one in read_own(config)[0]] == ["2"]
+    assert len(reads) == 1
+
+    path.write_text('{"question": "1 + 2?", "answer": "33"}\n')
+    assert [one.gold for one in read_own(config)[0]] == ["33"]
+    assert len(reads) == 2
+
+
+def test_the_first_ranked_problems_are_those_of_the_whole_order():
+    problems = [Problem(question=f"{k} + 1?", gold=str(k + 1)) for k in range(50)]
+    for count in (0, 1, 7, 50, 80):
+        assert first_ranked(problems, count, 3) == ranked(problems, 3)[:count]

@@ -7,6 +7,7 @@ last `\boxed{}` (MATH). Every column reaches the reward by its name.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mesotron.answers.formats import FORMATS, MAX_ANSWER
 from mesotron.config import TaskConfig
 from mesotron.config.base import suggest
 from mesotron.config.train import data_name
-from mesotron.tasks.problem import Problem, hold_out, log, ranked
+from mesotron.tasks.problem import Problem, first_ranked, hold_out, log, ranked
 from mesotron.tasks.table import TableRow, read_splits
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "conversations")
@@ -121,7 +122,7 @@ def split_source(
         num_eval = min(num_eval, most)
         train, test = hold_out(train, num_eval, config.seed)
 
-    return train, ranked(test, config.seed)[:num_eval]
+    return train, first_ranked(test, num_eval, config.seed)
 
 
 def repeat_to(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
@@ -135,12 +136,35 @@ def repeat_to(problems: Sequence[Problem], count: int, seed: int) -> list[Proble
 
 def read_source(path: str, config: TaskConfig, number: str = "") -> DataSource:
     """One of the user's files, folders or hub datasets; `number` tells several of them apart."""
+    return _read_source(path, config.columns, number, _stamp(path))
+
+
+def _stamp(path: str) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a file, or one of a folder, does; nothing for a dataset on the hub."""
+    place = Path(path).expanduser()
+    files = [place]
+    if place.is_dir():
+        files = sorted(place.rglob("*"))
+
+    stamps = []
+    for file in files:
+        if file.is_file():
+            facts = file.stat()
+            stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
+
+    return tuple(stamps)
+
+
+@lru_cache(maxsize=4)  # a command checks its data, and then loads them
+def _read_source(
+    path: str, column_names: str, number: str, stamp: tuple[tuple[str, int, int], ...]
+) -> DataSource:
     train, test = read_splits(*parse_location(path))
     if not train:
         raise ValueError(f"{path} has no rows: check --data")
 
     rows = [*train, *(test or ())]
-    columns = choose_columns(rows, path, config)
+    columns = choose_columns(rows, path, column_names)
     parse_switches(rows, columns.for_reward())
 
     stem = f"{data_name(path)}{number}"
@@ -179,9 +203,9 @@ def parse_location(path: str) -> tuple[str, str | None]:
     return location, subset
 
 
-def choose_columns(rows: Sequence[TableRow], path: str, config: TaskConfig) -> Columns:
-    """The columns that the config names, else the first known ones of the table."""
-    given = dict(item.split("=", 1) for item in config.columns.split(",") if item)
+def choose_columns(rows: Sequence[TableRow], path: str, column_names: str) -> Columns:
+    """The columns that --data.columns names, else the first known ones of the table."""
+    given = dict(item.split("=", 1) for item in column_names.split(",") if item)
     add_fields(rows, [*given.values(), *GOLD_COLUMNS])
 
     first = rows[0]
@@ -191,7 +215,7 @@ def choose_columns(rows: Sequence[TableRow], path: str, config: TaskConfig) -> C
         if column and column not in names:
             raise ValueError(
                 f"{first.place}: no column {column!r}{suggest(column, names)}; columns: {shown}: "
-                f"check --data.columns {config.columns}"
+                f"check --data.columns {column_names}"
             )
 
     prompt = given.pop("prompt", None) or first_known(PROMPT_COLUMNS, names)
@@ -302,8 +326,12 @@ def read_gold(text: str) -> tuple[str, str | None]:
     steps, mark, last = text.rpartition("####")
     answer = last.strip()
     if mark and answer and "\n" not in answer:
-        solution = CALCULATOR_MARK.sub("", steps).strip()
-        return THOUSANDS.sub("", answer), solution or None
+        if "<<" in steps:
+            steps = CALCULATOR_MARK.sub("", steps)
+        if "," in answer:
+            answer = THOUSANDS.sub("", answer)
+
+        return answer, steps.strip() or None
 
     boxed = FORMATS["boxed"].extract(text)
     if boxed is not None:

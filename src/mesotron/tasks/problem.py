@@ -1,6 +1,7 @@
 """A problem, and a task: training problems, held-out problems and an answer format."""
 
 import hashlib
+import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,12 +57,20 @@ def ranked(problems: Sequence[Problem], seed: int) -> list[Problem]:
     return sorted(problems, key=lambda problem: digest(problem.question, seed))
 
 
+def first_ranked(problems: Sequence[Problem], count: int, seed: int) -> list[Problem]:
+    """The first of the ranked problems, without putting the others in order."""
+    if count >= len(problems):
+        return ranked(problems, seed)
+
+    return heapq.nsmallest(count, problems, key=lambda problem: digest(problem.question, seed))
+
+
 def hold_out(
     problems: Sequence[Problem], num_eval: int, seed: int
 ) -> tuple[list[Problem], list[Problem]]:
     """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
     rows moves few others, and equal questions are never on both sides."""
-    held_out = ranked(problems, seed)[:num_eval]
+    held_out = first_ranked(problems, num_eval, seed)
     return without(problems, held_out), held_out
 
 
@@ -100,6 +109,9 @@ def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: Task
 
 
 def choose_examples(problems: Sequence[Problem], config: TaskConfig) -> list[Problem]:
+    if not config.few_shot:
+        return []
+
     solved = []
     for problem in problems:
         if problem.solution is not None and problem.gold:
@@ -111,7 +123,7 @@ def choose_examples(problems: Sequence[Problem], config: TaskConfig) -> list[Pro
             f"{config.title} has {len(solved)}: lower --task.few-shot"
         )
 
-    return ranked(solved, config.seed)[: config.few_shot]
+    return first_ranked(solved, config.few_shot, config.seed)
 
 
 def cut(problems: Sequence[Problem], count: int | None, seed: int) -> list[Problem]:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,12 @@ class TableRow:
 
     def text(self, column: str) -> str:
         """A column as stripped text; numbers as they are written."""
+        value = self.values.get(column)
+        if type(value) is str:
+            text = value.strip()
+            if 0 < len(text) <= MAX_TEXT:
+                return text
+
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
             raise ValueError(f"{self.place}: no column {column!r}, only {known}: add it")
@@ -155,7 +162,7 @@ def _read_json(path: Path) -> Iterator[TableRow]:
 
 def _parse_json(text: bytes, place: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        return json.loads(text.removeprefix(BOM_UTF8).decode())
     except RecursionError as error:
         raise ValueError(f"{place}: not JSON (nested too deeply)") from error
     except ValueError as error:  # also invalid UTF-8 and huge integers

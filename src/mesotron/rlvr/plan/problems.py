@@ -69,7 +69,8 @@ def _own_problems(task: TaskConfig) -> Problems:
 
 def _count(task: TaskConfig) -> Problems:
     lengths = [len(problem.question) for problem in load_task(task).train]
-    return Problems(len(lengths), mean(lengths or [0]) / CHARACTERS_PER_TOKEN)
+    average = sum(lengths) / max(len(lengths), 1)
+    return Problems(len(lengths), average / CHARACTERS_PER_TOKEN)
 
 
 def _hub_problems(hub: str, task: TaskConfig) -> Problems:
