@@ -323,7 +323,7 @@ def test_foreign_names_get_our_charts(tmp_path):
 def test_the_page_says_what_the_watch_says(tmp_path):
     rows = [
         {"step": k, "loss": 0.1}
-        | ({"eval/accuracy": 0.6 if k < 60 else 0.05} if k % 5 == 0 else {})
+        | ({"eval/accuracy": 0.6 + k / 1e4 if k < 60 else 0.05} if k % 5 == 0 else {})
         for k in range(120)
     ]
     for condition, shown in (("dead", rows), ("unknown", rows[:4]), ("healthy", rows[:60])):
@@ -332,7 +332,7 @@ def test_the_page_says_what_the_watch_says(tmp_path):
         assert ("no problems" in page.text.lower()) == (condition == "healthy")
 
     fallen = [{"step": k, "reward": 0.7 if k < 32 else 0.02} for k in range(43)]
-    again = [{"step": k, "reward": 0.7} for k in range(26, 90)]
+    again = [{"step": k, "reward": 0.7 + k / 1e4} for k in range(26, 90)]
     write_state(tmp_path / "undone", [*fallen, {"step": 42, ACTION_KEY: ROLLBACK}, *again])
     page = page_of(tmp_path / "undone")
 

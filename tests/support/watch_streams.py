@@ -171,13 +171,15 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "no_labels": lambda seed: constant(
         healthy(seed), votes__abstained=1.0, reward=0.0, groups__zero_signal=1.0
     ),
-    "reward_starvation": lambda seed: constant(
-        healthy(seed),
-        reward=0.0,
-        groups__zero_signal=1.0,
-        groups__all_wrong=1.0,
-        groups__all_right=0.0,
-    ),
+    "reward_starvation": lambda seed: [
+        row | {"reward": 0.02 * (row["step"] % 7 == 0)}
+        for row in constant(
+            healthy(seed),
+            groups__zero_signal=1.0,
+            groups__all_wrong=1.0,
+            groups__all_right=0.0,
+        )
+    ],
     "constant_reward": lambda seed: constant(
         healthy(seed),
         reward=1.0,

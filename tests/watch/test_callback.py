@@ -74,7 +74,7 @@ def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog)
         settings=SETTINGS,
     )
 
-    assert watch.state() == "healthy so far"
+    assert watch.state() == "not known yet"
     with caplog.at_level(logging.INFO, logger="mesotron.watch"):
         plain_trainer(tmp_path / "out", watch).train()
 

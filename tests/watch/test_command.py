@@ -66,9 +66,33 @@ def test_a_reward_that_is_no_longer_logged_is_named(tmp_path, capsys):
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert "29" in note
 
-    rows = [row if k % 10 else row | {"reward": 0.5} for k, row in enumerate([{"loss": 1.0}] * 100)]
+    rows = [{"loss": 1.0} | ({} if k % 10 else {"reward": 0.5 + k / 1e4}) for k in range(200)]
     assert cli.main(["watch", str(write(tmp_path / "b.jsonl", rows)), "--json"]) == 0
     assert not any("reward" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{"step": k, "reward": 0.3 + k / 100} for k in range(60)], 0),
+        ([{"step": k, "reward": 0.3 + k / 100} for k in range(12)], 4),
+        ([{"step": k, "reward": 0.0} for k in range(60)], 4),
+        ([{"step": k, "loss": 1 / (k + 1)} for k in range(60)], 4),
+        ([{"step": k % 40, "reward": 0.3 + k % 40 / 100} for k in range(80)], 4),
+        ([{"step": k, "reward": 0.7 if k < 60 else 0.05} for k in range(100)], 1),
+    ],
+    ids=["healthy", "short", "constant", "no reward", "begun again", "dead"],
+)
+def test_check_tells_unknown_from_healthy(tmp_path, capsys, rows, code):
+    log = write(tmp_path / "a.jsonl", rows)
+    assert cli.main(["watch", str(log), "--check"]) == code
+
+    cli.main(["watch", str(log), "--json"])
+    record = json.loads(capsys.readouterr().out.partition("{\n")[2].join(["{", ""]))
+    if code == 4:
+        assert (record["verdict"], record["exit_code"]) == ("unknown", 4)
+        assert record["diagnosis"]
+        assert record["remedy"]
 
 
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):

@@ -11,7 +11,8 @@ import pytest
 
 from mesotron.config import TrainConfig
 from mesotron.watch import DETECTORS, Engine, Event
-from mesotron.watch.detectors import Detector, explain
+from mesotron.watch.detectors import Detector, explain, share_right, wilson
+from mesotron.watch.engine import Monitor
 from mesotron.watch.metrics import METRICS, canonical
 from mesotron.watch.tracks import Symptom, Track, deviation
 from support.watch_streams import FAILURES, ONLY_WARN, TURN, diagnosis_of, failing, healthy
@@ -28,10 +29,56 @@ def events_of(rows) -> list[Event]:
     return events
 
 
+def test_without_a_record_a_detector_may_warn_but_not_stop():
+    symptom = Symptom("length", "above", level=20.0)
+    rows = [{"completions/mean_length": 40.0 + k} for k in range(40)]
+    for trust, severities in ((None, {"warn"}), (0.9, {"warn", "stop"})):
+        detector = Detector(
+            name="own",
+            cases=((symptom,),),
+            fatal=((),),
+            fatal_patience=2,
+            diagnosis="",
+            remedy="",
+            trust=trust,
+        )
+        engine = Engine(detectors=[detector])
+        events = [event for row in rows for event in engine.update(row)]
+        assert {event.severity for event in events} == severities
+        assert {event.confidence for event in events} == {trust}
+        assert not engine.ending()
+
+
+def test_the_denser_share_of_two_held_out_scores_is_judged():
+    monitor = Monitor()
+    for k in range(0, 100, 5):
+        row = {"step": k, "reward": 0.5}
+        if k % 40 == 0:
+            row["val/reward"] = 3.0 - k / 40
+        if k % 10 == 5:
+            row["eval/accuracy"] = 0.4 + k / 1000
+        monitor.update(row)
+
+    track = monitor.engine.tracks["heldout"]
+    assert track.recent == pytest.approx([0.4 + k / 1000 for k in range(5, 100, 10)])
+    assert track.steps == list(range(5, 100, 10))
+    assert "val/reward" not in {key for row in monitor.rows for key in row}
+    assert not monitor.events
+
+
+def test_the_interval_of_a_record():
+    low, high = wilson(8, 2)
+    assert (low, high) == pytest.approx((0.4902, 0.9433), abs=1e-3)
+    assert share_right((0, 0), (100, 0)) is None
+    assert "uncalibrated" in explain("update_explosion")
+    assert "interval" in explain("reward_collapse")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_detector_fires_on_its_failure_and_is_the_cause(name):
     diagnosis = diagnosis_of(FAILURES[name](1))
-    severity = "warn" if name in ONLY_WARN else "stop"
+    detector = next(each for each in DETECTORS if each.name == name)
+    severity = "warn" if name in ONLY_WARN or not detector.may_stop else "stop"
     found = [event for event in diagnosis.events if event.detector == name]
     event = next(event for event in found if event.severity == severity)
 

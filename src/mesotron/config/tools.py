@@ -185,7 +185,7 @@ class WatchConfig(Config):
     json: bool = False
     """Print JSON for programs, and exit with 0 (healthy), 1 (warning), 3 (dead) or 4 (unknown)."""
     check: bool = False
-    """Exit with code 1 if the run is dead, for scripts."""
+    """Exit with code 1 if the run is dead, and 4 if that is not known, for scripts."""
     out: Path | None = None
     """Also write the diagnosis and its events to this JSON file."""
     alerts: tuple[str, ...] = ()

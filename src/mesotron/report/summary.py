@@ -144,8 +144,8 @@ def _why(run: Run, condition: str) -> str:
     """The watch's cause in words, or why there is none."""
     if run.diagnosis is not None and run.diagnosis.cause:
         return run.diagnosis.cause.replace("_", " ")
-    if condition == "unknown":
-        return "too little is logged"
+    if run.diagnosis is not None and condition == "unknown":
+        return run.diagnosis.diagnosis
 
     if _was_rolled_back(run):
         return "rolled back"
@@ -278,7 +278,7 @@ def _condition(run: Run) -> str:
     if run.condition is None or diagnosis is None:
         return ""
     if diagnosis.condition == "unknown":
-        return "The log does not show whether the model learns."
+        return f"The watch cannot tell how it went: {diagnosis.diagnosis}."
     if diagnosis.condition == "healthy":
         if _was_rolled_back(run):
             return "Healthy after a rollback."

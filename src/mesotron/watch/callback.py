@@ -30,7 +30,7 @@ from mesotron.watch.detectors import (
     load_detectors,
     with_own,
 )
-from mesotron.watch.diagnosis import Diagnosis, diagnose_run
+from mesotron.watch.diagnosis import Diagnosis, diagnose_run, why_unknown
 from mesotron.watch.engine import Engine, Monitor, is_number
 from mesotron.watch.metrics import Row
 from mesotron.watch.settings import Settings
@@ -128,7 +128,11 @@ class Watch(TrainerCallback):
         if self.monitor.num_rollbacks:
             words.append(f"{self.monitor.num_rollbacks} rollbacks")
 
-        return ", ".join(words) or "healthy so far"
+        if words:
+            return ", ".join(words)
+
+        is_unknown = why_unknown(self.engine, len(self.monitor.rows)) is not None
+        return "not known yet" if is_unknown else "healthy so far"
 
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
@@ -227,8 +231,8 @@ class Watch(TrainerCallback):
         diagnosis = self.diagnosis()
         if diagnosis and state.is_world_process_zero and self.guard != "off":
             lines = [diagnosis.text()]
-            if diagnosis.cause:
-                lines += diagnosis.explanation()[:2]
+            if diagnosis.remedy:
+                lines += diagnosis.explanation()[: 2 if diagnosis.cause else 1]
             log.warning("; ".join(lines))
 
         self.alerts.close()

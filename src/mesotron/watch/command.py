@@ -12,7 +12,7 @@ One log goes this way:
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from mesotron.runs.console import SafeConsole
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_detectors, with_own
-from mesotron.watch.diagnosis import Diagnosis, diagnose_run
+from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
 from mesotron.watch.engine import Monitor, merge_history
 from mesotron.watch.find import find_runs
 from mesotron.watch.log import Log, Stream, read_log
@@ -61,8 +61,8 @@ MOST_UNKNOWN = 50  # names in the JSON
 
 
 def run(config: WatchConfig) -> int:
-    """Diagnose runs; the exit code is that of the worst verdict with `json`, 1 for a dead run with
-    `check`, else 0."""
+    """Diagnose runs; the exit code is that of the worst verdict with `json`, that of `check_code`
+    with `check`, else 0."""
     if config.explain is not None:
         print(explain(config.explain, own_detectors(config)))
         return 0
@@ -101,8 +101,21 @@ def run(config: WatchConfig) -> int:
         print(to_json(record), end="")
         return record["exit_code"]
 
-    is_dead = any(result.diagnosis.condition == "dead" for result in results)
-    return int(config.check and is_dead)
+    if config.check:
+        return check_code([result.diagnosis.condition for result in results])
+
+    return 0
+
+
+def check_code(conditions: Collection[Condition]) -> int:
+    """The exit code of --check: 1 for a dead run, else 4 if one is unknown, else 0."""
+    if "dead" in conditions:
+        return 1
+    if "unknown" in conditions:
+        _, code = VERDICTS["unknown"]
+        return code
+
+    return 0
 
 
 def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
@@ -253,7 +266,7 @@ class Watcher:
 
         note = self._reward_note()
         notes = [*log.notes, note] if note else log.notes
-        return diagnose_run(self.monitor, notes)
+        return diagnose_run(self.monitor, notes, log.num_dropped)
 
     def _reward_note(self) -> str:
         """What is unusual about the reward of this log; "" if it is logged throughout."""

@@ -9,6 +9,7 @@ the same form.
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,6 +24,9 @@ T = TypeVar("T")
 Case = tuple[Symptom, ...]
 
 PRIOR = 4  # alarms that a detector's record is mixed with
+LEAST_ALARMS = 3  # that say how often it is right: the interval of 2 of 2 begins at 0.34
+Z = 1.96  # of a 95% interval
+Role = Literal["source", "symptom", "outcome"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,10 @@ class Detector:
         patience: consecutive rows before a warning, in multiples of the patience setting.
         fatal_patience: the same before a stop.
         harmless: worth reporting, but the run still counts as healthy.
-        trust: probability that an alarm is right, for a detector without a record in the corpora.
+        role: a source damages the weights, so it explains what fails after it; an outcome is how
+            any failure ends, so it is named as the cause only if nothing else was found.
+        trust: probability that an alarm is right; None: its record in the corpora. Without one
+            it is uncalibrated: it may warn, but not stop.
     """
 
     name: str
@@ -105,7 +112,8 @@ class Detector:
     patience: float = 1
     fatal_patience: float = 1
     harmless: bool = False
-    trust: float = 1.0
+    role: Role = "symptom"
+    trust: float | None = 1.0
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -116,19 +124,16 @@ class Detector:
 
         return tuple(names)
 
-    def confidence(self, severity: str) -> float:
-        """Share of its alarms that were right in the corpora. A short record counts together with
-        `PRIOR` alarms that were right as often as those of all detectors."""
-        if self.name not in record():
+    @property
+    def may_stop(self) -> bool:
+        return self.confidence("stop") is not None
+
+    def confidence(self, severity: str) -> float | None:
+        """The probability that an alarm is right; None if it is uncalibrated."""
+        if self.trust is not None:
             return self.trust
 
-        right, wrong = record()["any"][severity]
-        usual = (right + 1) / (right + wrong + 2)
-
-        right, wrong = record()[self.name][severity]
-        share = (right + PRIOR * usual) / (right + wrong + PRIOR)
-
-        return round(share, 3)
+        return share_right(alarms(self.name, severity), alarms("any", severity))
 
 
 @cache
@@ -136,6 +141,35 @@ def record() -> dict[str, dict[str, tuple[int, int]]]:
     """Detector (or any) -> severity -> failed and healthy runs of the corpora in which it spoke,
     as `benchmarks/watch/calibrate.py` counted them."""
     return json.loads(Path(__file__).with_name("record.json").read_text(encoding="utf-8"))
+
+
+def alarms(name: str, severity: str) -> tuple[int, int]:
+    """Right and wrong alarms of a detector in the corpora."""
+    right, wrong = record().get(name, {}).get(severity, (0, 0))
+    return right, wrong
+
+
+def share_right(own: tuple[int, int], of_all: tuple[int, int]) -> float | None:
+    """Share of a detector's alarms that were right; None with fewer than `LEAST_ALARMS`. A short
+    record counts together with `PRIOR` alarms that were right as often as those of all."""
+    right, wrong = own
+    if right + wrong < LEAST_ALARMS:
+        return None
+
+    all_right, all_wrong = of_all
+    usual = (all_right + 1) / (all_right + all_wrong + 2)
+    share = (right + PRIOR * usual) / (right + wrong + PRIOR)
+
+    return round(share, 3)
+
+
+def wilson(right: int, wrong: int) -> tuple[float, float]:
+    """The 95% interval of a share (Wilson 1927)."""
+    num = right + wrong
+    middle = (right + Z**2 / 2) / (num + Z**2)
+    half = Z / (num + Z**2) * math.sqrt(right * wrong / num + Z**2 / 4)
+
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def load_detectors(path: Path) -> tuple[Detector, ...]:
@@ -205,7 +239,8 @@ def _named(value: Any, kind: type[T], names: Mapping[str, T]) -> T:
 
 
 _SYMPTOMS: dict[str, Symptom] = {}
-DETECTORS = _read(Path(__file__).with_suffix(".toml"), _SYMPTOMS)
+_BUILT_IN = _read(Path(__file__).with_suffix(".toml"), _SYMPTOMS)
+DETECTORS = tuple(replace(detector, trust=None) for detector in _BUILT_IN)
 
 
 def with_own(own: Sequence[Detector]) -> tuple[Detector, ...]:
@@ -248,16 +283,24 @@ def _rule_text(case: Case) -> str:
 
 
 def _record_lines(detector: Detector) -> Iterator[str]:
-    counts = record().get(detector.name)
-    if counts is None:
+    if detector.trust is not None:
         yield f"corpora: no record, trusted with {detector.trust:.2f}"
         return
 
-    for severity, (right, wrong) in counts.items():
-        yield (
-            f"corpora: {severity} in {right} failed and {wrong} healthy runs, "
-            f"probability {detector.confidence(severity):.2f}"
-        )
+    for severity in ("warn", "stop"):
+        right, wrong = alarms(detector.name, severity)
+        if severity == "stop" and not detector.fatal:
+            yield "corpora: stop never, by its rule"
+            continue
+
+        share = detector.confidence(severity)
+        record = f"corpora: {severity} in {right} failed and {wrong} healthy runs"
+        if share is None:
+            consequence = "it may not stop a run" if severity == "stop" else "take it as a hint"
+            yield f"{record}, uncalibrated: {consequence}"
+        else:
+            low, high = wilson(right, wrong)
+            yield f"{record}, probability {share:.2f}, 95% interval {low:.2f} to {high:.2f}"
 
 
 # Rows of events.jsonl, whose keys are these fields
@@ -276,6 +319,7 @@ class Evidence:
     since: str | None  # the reference: start, best or usual; None for a level
     before: float | None  # its value
     now: float
+    began: int | None = None  # the first step of the change; None for what is no change
 
     def text(self) -> str:
         name = self.metric.replace("_", " ")

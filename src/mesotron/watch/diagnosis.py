@@ -9,7 +9,7 @@ from typing import Any, Literal
 from mesotron.watch.detectors import Action, Detector, Event, Evidence, Severity
 from mesotron.watch.engine import Engine, Monitor, is_sparse
 from mesotron.watch.metrics import METRICS, Row, canonical
-from mesotron.watch.tracks import SMOOTH, Since, is_finite
+from mesotron.watch.tracks import MEMORY, SMOOTH, Since, Symptom, Track, is_finite
 
 Condition = Literal["healthy", "drifting", "dead", "unknown"]
 SEVERITIES: dict[Condition, Severity] = {"dead": "stop", "drifting": "warn"}
@@ -38,6 +38,10 @@ LATEST = 9  # rows that show which metrics are logged
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
 EVALUATIONS = 2  # for detectors that read evaluations, which wait that long
+# A reward within 0 to 1 that stays below the floor and does not rise: starved after so many rows.
+FLOOR = 0.05
+FLOOR_ROWS = 50
+NOT_UP = Symptom("bounded_reward", "not_up", by=0.1)
 # The metrics to quote and their reference; all but the first two only if they moved.
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"),
@@ -69,7 +73,7 @@ class Diagnosis:
 
     phases: tuple[Phase, ...]  # in order, without gaps
     cause: str | None = None  # a detector; None in a healthy run
-    diagnosis: str = ""  # the cause's sentences
+    diagnosis: str = ""  # the cause's sentences, or why the verdict is unknown
     remedy: str = ""
     numbers: tuple[Evidence, ...] = ()  # how the quoted metrics ended
     useful_step: int | None = None  # the last step that improved the model; None unless it died
@@ -100,6 +104,9 @@ class Diagnosis:
 
     def text(self) -> str:
         text = self._phases_text()
+        if self.condition == "unknown":
+            return f"{text}: {self.diagnosis}"
+
         for action in self.actions:
             if action.is_rollback:
                 text += f", rolled back from step {action.step} to {action.checkpoint}"
@@ -109,7 +116,9 @@ class Diagnosis:
 
         if self.cause:
             text += f"; cause: {self.cause.replace('_', ' ')}"
-            if self.confidence is not None:
+            if self.confidence is None:
+                text += " (uncalibrated)"
+            else:
                 text += f" (probability {self.confidence:.2f})"
 
         if self.wasted is not None:
@@ -120,9 +129,6 @@ class Diagnosis:
 
     def _phases_text(self) -> str:
         last = self.phases[-1]
-        if last.condition == "unknown":  # the only phase
-            return f"too few rewards are logged to tell how steps {last.first}-{last.last} went"
-
         parts = [f"steps {each.first}-{each.last} {each.condition}" for each in self.phases]
         if last.condition == "dead":
             parts[-1] = f"dead after step {last.first}"
@@ -133,7 +139,9 @@ class Diagnosis:
         """What is known, what to do, and what to log to know more: up to three lines."""
         lines = []
         if self.cause:
-            lines += [f"why: {self.diagnosis}", f"what to do: {self.remedy}"]
+            lines.append(f"why: {self.diagnosis}")
+        if self.remedy:
+            lines.append(f"what to do: {self.remedy}")
 
         if self.missing:
             names = ", ".join(f"{name} ({METRICS[name].meaning})" for name in self.missing)
@@ -142,7 +150,7 @@ class Diagnosis:
         return tuple(lines)
 
 
-def diagnose_run(monitor: Monitor, notes: Sequence[str] = ()) -> Diagnosis:
+def diagnose_run(monitor: Monitor, notes: Sequence[str] = (), num_dropped: int = 0) -> Diagnosis:
     """Diagnose a run from what its monitor has seen."""
     return diagnose(
         monitor.rows,
@@ -150,6 +158,7 @@ def diagnose_run(monitor: Monitor, notes: Sequence[str] = ()) -> Diagnosis:
         monitor.events,
         notes,
         monitor.actions,
+        num_dropped,
     )
 
 
@@ -159,9 +168,11 @@ def diagnose(
     events: Sequence[Event],
     notes: Sequence[str] = (),
     actions: Sequence[Action] = (),
+    num_dropped: int = 0,
 ) -> Diagnosis:
     """Diagnose a run from its rows (at least one, each with its step), the engine that has read
-    them, its events, and the actions of a guard."""
+    them, its events, the actions of a guard, and the number of rows that the log had before it
+    began again."""
     events = [*events, *engine.ending()]
     harmful = harmful_events(events, engine)
     rollbacks = [action for action in actions if action.is_rollback]
@@ -175,9 +186,11 @@ def diagnose(
     since = max((action.step for action in rollbacks), default=first - 1)
     ending = [event for event in harmful if event.step > since]
     if condition == "dead":
-        ending = _events_near_death(ending, rows)
+        ending = _events_near_death(ending, rows, engine)
+    else:
+        ending = _without_withdrawn(ending, engine, math.inf)
 
-    cause = find_cause(engine, ending, condition)
+    cause = find_cause(engine, ending, condition, rows)
     findings: dict[str, Any] = {}
     onset = first
     if cause:
@@ -203,9 +216,11 @@ def diagnose(
             "unit": unit,
         }
 
-    if condition == "healthy" and not is_seen(engine):
-        unknown = Phase(condition="unknown", first=first, last=last)
-        phases = (unknown,)
+    if condition == "healthy":
+        unknown = why_unknown(engine, len(rows), num_dropped)
+        if unknown:
+            phases = (Phase(condition="unknown", first=first, last=last),)
+            findings = {"diagnosis": unknown[0], "remedy": unknown[1]}
 
     blind = engine.blind()
     return Diagnosis(
@@ -232,30 +247,124 @@ def harmful_events(events: Sequence[Event], engine: Engine) -> list[Event]:
 
 
 def find_cause(
-    engine: Engine, ending: Sequence[Event], condition: Condition
+    engine: Engine, ending: Sequence[Event], condition: Condition, rows: Sequence[Row]
 ) -> tuple[Detector, Event] | None:
-    """The first detector in table order among those that stopped the run, or still warn, and its
-    last event."""
+    """The detector that explains how the run ends, and its last event.
+
+    Suspects are those that stopped the run, or still warn, and sources that warned before. The
+    first source comes first, if it began before the rest; then the others in the order of the
+    table, and last those that only say how every failure ends.
+    """
     if condition not in SEVERITIES:
         return None
 
-    latest = {event.detector: event for event in ending}
+    latest = {event.detector: event for event in ending if event.severity != "clear"}
+    suspects: list[tuple[Detector, Event]] = []
     for detector in engine.detectors:
         event = latest.get(detector.name)
-        if event is not None and event.severity == SEVERITIES[condition]:
-            return detector, event
+        if event is None:
+            continue
+        is_held_back = bool(detector.fatal) and not detector.may_stop  # uncalibrated
+        is_source = detector.role == "source"
+        if event.severity == SEVERITIES[condition] or is_source or is_held_back:
+            suspects.append((detector, event))
+
+    if not suspects:
+        return None
+
+    # Onsets are known to within a few rows.
+    others = [sign_of(event) for detector, event in suspects if detector.role != "source"]
+    last = min(others, default=math.inf) + SMOOTH * _steps_per_row(rows)
+
+    def order(suspect: tuple[Detector, Event]) -> tuple[int, float]:
+        detector, event = suspect
+        if detector.role == "source" and sign_of(event) <= last:
+            return 0, sign_of(event)
+        return (2, 0.0) if detector.role == "outcome" else (1, 0.0)
+
+    return min(suspects, key=order)
+
+
+def sign_of(event: Event) -> float:
+    """The first step at which an event's own metrics changed, rather than the score that any
+    failure lowers."""
+    began = event.step if event.began is None else event.began
+    own = []
+    for item in event.evidence:
+        if item.began is not None and item.metric not in HEADLINES:
+            own.append(item.began)
+
+    return min(own, default=began)
+
+
+def _steps_per_row(rows: Sequence[Row]) -> float:
+    return (rows[-1]["step"] - rows[0]["step"]) / max(len(rows) - 1, 1)
+
+
+# What is not known
+
+
+def why_unknown(engine: Engine, num_rows: int, num_dropped: int = 0) -> tuple[str, str] | None:
+    """What keeps the watch from calling a run without findings healthy, and what to do about it;
+    None if nothing does."""
+    tracks: dict[str, Track] = {}
+    for name in HEADLINES:
+        if name in engine.tracks:
+            tracks[name] = engine.tracks[name]
+
+    if not tracks:
+        return (
+            "no reward, accuracy or held-out score is logged",
+            "log the reward, or name it with --rename reward=my_score",
+        )
+
+    needed = engine.settings.warmup + engine.settings.window
+    most = max(track.num_seen for track in tracks.values())
+    if not any(_is_seen(track, needed) for track in tracks.values()):
+        return (
+            f"{most} rewards are too few: a verdict needs {needed}, or two evaluations",
+            "wait for more rows, or log every step",
+        )
+
+    if num_dropped >= num_rows:
+        return (
+            f"the log begins again after {num_dropped} rows, and only {num_rows} follow",
+            "give each run a file of its own, or its name in a column run",
+        )
+
+    return _why_nothing_is_shown(engine, tracks)
+
+
+def _is_seen(track: Track, needed: int) -> bool:
+    """Whether it has a baseline and a present level, or two evaluations."""
+    return track.num_seen >= (EVALUATIONS if track.sparse else needed)
+
+
+def _why_nothing_is_shown(engine: Engine, tracks: Mapping[str, Track]) -> tuple[str, str] | None:
+    """What is wrong with scores that are logged, but neither rise nor fall."""
+    if all(track.is_constant for track in tracks.values()):
+        name, track = next(iter(tracks.items()))
+        return (
+            f"the {METRICS[name].meaning} is {track.highest:g} in all {track.num_seen} rows",
+            "call the reward function on a correct and on a wrong completion, and log reward_std",
+        )
+
+    bounded = engine.tracks.get("bounded_reward")
+    window = engine.window("bounded_reward")
+    if bounded is None or window is None or bounded.num_seen >= FLOOR_ROWS:
+        return None
+
+    heldout = engine.window("heldout")
+    has_heldout = heldout is not None and not NOT_UP.is_present(heldout, engine.settings.noise)
+    is_low = (window.best or 0.0) < FLOOR and NOT_UP.is_present(window, engine.settings.noise)
+    if is_low and not has_heldout:
+        return (
+            f"the reward has not left {FLOOR:g} in {bounded.num_seen} rows: too few to tell a slow "
+            "start from no signal",
+            "wait for more rows, and log the share of groups with equal rewards",
+        )
 
     return None
-
-
-def is_seen(engine: Engine) -> bool:
-    """Whether a metric that shows learning has a baseline, or two evaluations."""
-    for name in HEADLINES:
-        track = engine.tracks.get(name)
-        if track is not None and track.start is not None and track.num_seen >= 2:
-            return True
-
-    return False
 
 
 def _missing_metrics(
@@ -339,9 +448,10 @@ def _dated(phases: Sequence[Phase], onset: int) -> tuple[Phase, ...]:
 # The end of a dead run
 
 
-def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Event]:
+def _events_near_death(events: Sequence[Event], rows: Sequence[Row], engine: Engine) -> list[Event]:
     """Events up to a few rows after the stop that is still in force, or of evaluations up to the
-    second one, since that is how long their detectors wait."""
+    second one, since that is how long their detectors wait; without warnings that were withdrawn,
+    other than those of sources in the recent past."""
     death = _step_of_death(events)
     later: list[float] = []
     evaluations: list[float] = []
@@ -365,7 +475,20 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Eve
         if event.step <= end and is_later_stop:
             near.append(event)
 
-    return near
+    return _without_withdrawn(near, engine, death - MEMORY * _steps_per_row(rows))
+
+
+def _without_withdrawn(events: Sequence[Event], engine: Engine, recent: float) -> list[Event]:
+    """The events that are in force, and those of sources that were in the recent past."""
+    sources = {each.name for each in engine.detectors if each.role == "source"}
+    kept: dict[str, Event] = {}
+    for event in events:
+        if event.severity != "clear":
+            kept[event.detector] = event
+        elif event.detector not in sources or event.step < recent:
+            kept.pop(event.detector, None)
+
+    return [*kept.values()]
 
 
 def _step_of_death(events: Sequence[Event]) -> int:

@@ -24,7 +24,7 @@ from mesotron.watch.detectors import (
     Evidence,
     Severity,
 )
-from mesotron.watch.metrics import METRICS, STEP_NAMES, Row, canonical, sources
+from mesotron.watch.metrics import METRICS, STEP_NAMES, Row, canonical, names_of, sources
 from mesotron.watch.tracks import WINDOWS, Symptom, Track, TrackWindow, is_finite
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
@@ -65,6 +65,9 @@ SILENT = 0.999
 NOTHING = 1e-9
 # Of a silent batch, the update is zero, or that of the KL term: no measure of what is usual.
 OF_THE_UPDATE = ("grad_norm", "update_rms", "dead_blocks")
+# Held-out scores that make a series, and how many times as many another must have to be replaced.
+LEAST_SCORES = 3
+DENSER = 1.5
 RUNTIME = re.compile(r"eval[/_].+_runtime")  # TRL logs it for each problem set
 MOST_SHAPES = 256  # sets of names of rows, each with the cases that it is about
 
@@ -173,6 +176,8 @@ class Engine:
         derived = values | {"nonfinite": self._num_not_finite(values)}
         if "zero_signal" not in values and "reward" in values:
             derived["zero_signal"] = float(self._is_silent(values))
+        if "reward" in values and self._is_bounded(values["reward"]):
+            derived["bounded_reward"] = values["reward"]
         if derived.get("zero_signal", 0.0) >= SILENT:
             for name in OF_THE_UPDATE:
                 derived.pop(name, None)
@@ -204,9 +209,22 @@ class Engine:
         if track is None or not track.recent or track.recent[-1] != reward:
             return False
 
-        # The same mean to the last digit: where a failure is paid, or without a gradient.
-        gradient = values.get("grad_norm")
-        return reward <= 0 or (gradient is not None and gradient <= NOTHING)
+        if values.get("grad_norm", 1.0) <= NOTHING:
+            return True
+
+        # The same mean to the last digit, where a failure is paid. A reward that has never moved
+        # may as well be one that was normalized.
+        return reward <= 0 and not track.is_constant
+
+    def _is_bounded(self, reward: float) -> bool:
+        """Whether a reward varies within 0 to 1; what was said of one that leaves it is dropped."""
+        track = self.tracks.get("reward")
+        if not 0 <= reward <= 1:
+            self.tracks.pop("bounded_reward", None)
+        if track is None or track.is_constant:
+            return False
+
+        return min(reward, track.lowest[0]) >= 0 and max(reward, track.highest) <= 1
 
     def _greedy_gap(self, values: Mapping[str, float]) -> float | None:
         """Greedy accuracy against that of sampling, in the evaluation or else in training."""
@@ -318,7 +336,7 @@ class Engine:
     def _new_severity(self, detector: Detector, k: int) -> Severity | None:
         count = self.counts[detector.name]
         to_stop = self._patience(detector, k, detector.fatal_patience)
-        if count.severity != "stop" and 0 < count.fatal[k] >= to_stop:
+        if count.severity != "stop" and 0 < count.fatal[k] >= to_stop and detector.may_stop:
             return "stop"
 
         to_warn = self._patience(detector, k, detector.patience)
@@ -433,6 +451,7 @@ class Engine:
                 since=None if before is None else symptom.since,
                 before=before,
                 now=window.now,
+                began=symptom.onset(window),
             )
 
         return tuple(evidence.values())
@@ -516,7 +535,7 @@ class Engine:
             num = max(count.fatal, default=0)
             enough = int(self.settings.patience * detector.fatal_patience / 2)
 
-            if count.severity != "stop" and 0 < num >= enough:
+            if count.severity != "stop" and 0 < num >= enough and detector.may_stop:
                 count.severity = "stop"
                 case = detector.cases[count.fatal.index(num)]
                 scale = self._scale_of(case, WARN) or 0
@@ -531,6 +550,13 @@ class Engine:
         for detector in self.detectors:
             if metric in detector.metrics:
                 self.counts[detector.name] = Counts.of(detector)
+
+    def refill(self, metric: str, values: Sequence[tuple[int, float]]) -> None:
+        """Give a metric another past: (step, value)."""
+        self.forget(metric)
+        for step, value in values:
+            if is_finite(value):
+                self._track(metric).add(value, step)
 
     def state(self) -> dict[str, Any]:
         """Everything the engine remembers, for JSON."""
@@ -550,6 +576,123 @@ class Engine:
         self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
 
+class Series:
+    """One logged held-out score, and the cadence at which it is not zero."""
+
+    def __init__(self) -> None:
+        self.values: dict[float, float] = {}  # step -> as logged
+        self.is_bounded = True
+        self.last = -math.inf  # step at which it was logged, zeros included
+        self.last_score: float | None = None  # step at which it was not zero
+        self.gap = math.inf  # smallest number of steps between two such values
+
+    def add(self, key: str, value: float, step: float, previous: float) -> bool:
+        """Whether a value is a score: a zero between evaluations fills its row. `previous` is the
+        step of the row before."""
+        if not math.isfinite(value):
+            return True
+
+        is_score = value != 0 or not self._is_filler(step, previous)
+        self.last = step
+        if value != 0:
+            if self.last_score is not None and step > self.last_score:
+                self.gap = min(self.gap, step - self.last_score)
+            self.last_score = step
+
+        if is_score:
+            self.values[step] = value
+            score = canonical({key: value}).get("heldout", math.nan)
+            self.is_bounded = self.is_bounded and 0 <= score <= 1
+
+        return is_score
+
+    def _is_filler(self, step: float, previous: float) -> bool:
+        """Whether a zero came sooner than an evaluation is due."""
+        if self.last_score is None or math.isinf(self.gap):
+            return math.isfinite(self.last) and self.last == previous  # logged in every row
+
+        is_early = step - self.last < self.gap
+        return is_early and (step - self.last_score) % self.gap != 0
+
+
+class HeldOut:
+    """Chooses the held-out scores by which a run is judged.
+
+    They are those of the first evaluation: a mean over other problem sets is no fall. Another score
+    replaces them if it is a share and they are not, or if it is logged clearly more often. Zeros
+    that fill the rows between evaluations are left out.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: frozenset[str] = frozenset()
+        self.sets: set[str] = set()  # of the first evaluation: TRL logs their runtimes
+        self.series: dict[str, Series] = {}
+        self.step = -math.inf  # of the latest row, and of the one before
+        self.previous = -math.inf
+
+    def choose(self, row: Row) -> Row:
+        """The row without scores that are not judged."""
+        step = row.get("step", self.step + 1)
+        if step != self.step:
+            self.previous = self.step
+            self.step = step
+
+        keys = names_of("heldout", tuple(row))
+        if not keys:
+            return row
+
+        sets = {key for key in row if RUNTIME.fullmatch(key)}
+        is_first = not self.chosen
+        if is_first:
+            self.sets = sets
+
+        if sets - self.sets:  # another set under the same name
+            return {key: value for key, value in row.items() if key not in keys}
+
+        kept = dict(row)
+        for key in keys:
+            if not self._series(key).add(key, row[key], step, self.previous):
+                del kept[key]
+
+        if is_first:
+            self.chosen = frozenset(sources(kept).get("heldout", ()))
+        else:
+            self._choose_better(keys)
+
+        for key in keys:
+            if key not in self.chosen:
+                kept.pop(key, None)
+
+        return kept
+
+    def replaced(self, row: Row) -> Row:
+        """An earlier row with the scores that are judged now."""
+        known = names_of("heldout", tuple(row))
+        kept = {key: value for key, value in row.items() if key not in known}
+        for key in self.chosen:
+            values = self._series(key).values
+            if row.get("step") in values:
+                kept[key] = values[row["step"]]
+
+        return kept
+
+    def _series(self, key: str) -> Series:
+        return self.series.setdefault(key, Series())
+
+    def _choose_better(self, keys: Iterable[str]) -> None:
+        chosen = [self._series(key) for key in self.chosen]
+        is_bounded = all(each.is_bounded for each in chosen)
+        num_values = max((len(each.values) for each in chosen), default=0)
+
+        for key in keys:
+            series = self._series(key)
+            is_denser = len(series.values) > DENSER * num_values
+            is_known = len(series.values) >= LEAST_SCORES and series.is_bounded
+            if key not in self.chosen and is_known and (is_denser or not is_bounded):
+                self.chosen = frozenset({key})
+                return
+
+
 class Monitor:
     """An engine with its rows, events and actions, and its state at each checkpoint.
 
@@ -564,7 +707,7 @@ class Monitor:
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
-        self.judged: set[str] = set()  # scores of the first evaluation
+        self.heldout = HeldOut()
         self.snapshots: dict[int, dict[str, Any]] = {}  # by the checkpoint's step
 
     @property
@@ -572,31 +715,26 @@ class Monitor:
         return sum(action.is_rollback for action in self.actions)
 
     def update(self, row: Row) -> list[Event]:
-        row = self._judged(row)
+        earlier = self.heldout.chosen
+        row = self.heldout.choose(row)
+        if earlier and self.heldout.chosen != earlier:
+            self._judge_by_other_scores()
+
         self.rows.append(row)
         new = self.engine.update(row)
         self.events += new
 
         return new
 
-    def _judged(self, row: Row) -> Row:
-        """The row without the scores of problem sets that the first evaluation did not have: a
-        mean over other sets is no fall. TRL logs each set as eval_reward, next to its runtime."""
-        scores = sources(row).get("heldout")
-        if not scores:
-            return row
+    def _judge_by_other_scores(self) -> None:
+        """Let the past have the scores that are now judged."""
+        self.rows = [self.heldout.replaced(row) for row in self.rows]
 
-        sets = {key for key in row if RUNTIME.fullmatch(key)}
-        if not self.judged:
-            self.judged = {*scores, *sets}
-
-        is_other = bool(sets - self.judged)
-        judged = dict(row)
-        for score in scores:
-            if is_other or score not in self.judged:
-                del judged[score]
-
-        return judged
+        scores: list[tuple[int, float]] = []
+        for row in self.rows:
+            if "heldout" in (values := canonical(row)):
+                scores.append((int(row.get("step", 0)), values["heldout"]))
+        self.engine.refill("heldout", scores)
 
     def save(self, step: int) -> None:
         self.snapshots[step] = self.engine.state()
@@ -671,7 +809,7 @@ def trigger_of(case: Case) -> set[str]:
     """Metrics of which a row must have one for a case to be checked: the sparse ones, if there are
     any, so that patience counts evaluations and not the rows between them."""
     metrics = {symptom.metric for symptom in case}
-    sparse = {name for name in metrics if is_sparse(name)}
+    sparse = {each.metric for each in case if is_sparse(each.metric) and not each.optional}
     return sparse or metrics
 
 

@@ -33,6 +33,7 @@ class Log:
     rows: list[Row]  # each with its step; steps never go back
     notes: list[str] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
+    num_dropped: int = 0  # rows before the log began again
 
     def note(self, text: str) -> None:
         if text not in self.notes and len(self.notes) < MAX_NOTES:
@@ -142,6 +143,7 @@ class Stream:
 
         self.log.actions = reader.actions
         self.log.rows.clear()
+        self.log.num_dropped = 0
         self.log.notes.clear()
 
         self._timeline = Timeline(self.log)
@@ -356,6 +358,7 @@ class Timeline:
     def _go_back(self, row: Row) -> None:
         """Drop the rows after a checkpoint from which the run was resumed."""
         step = row["step"]
+        num_rows = len(self.rows)
         while self.rows and self.rows[-1]["step"] >= step:
             self.rows.pop()
 
@@ -363,6 +366,7 @@ class Timeline:
         if self.rows:
             self.log.note(f"resumed at step {step:.0f}: the rows after it were written again")
         else:
+            self.log.num_dropped += num_rows
             self.log.note(
                 f"begun again at step {step:.0f}: no earlier row is read; give each run its file, "
                 "or its name in a column run"

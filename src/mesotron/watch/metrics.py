@@ -293,6 +293,17 @@ def is_known(name: str) -> bool:
     return bool(_matches(name))
 
 
+@lru_cache(maxsize=256)
+def names_of(metric: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the logged names that stand for a metric, the worse sources included."""
+    chosen = []
+    for name in names:
+        if any(match.metric == metric for match in _matches(name)):
+            chosen.append(name)
+
+    return tuple(chosen)
+
+
 def sources(names: Iterable[str]) -> dict[str, list[str]]:
     """Which of the logged names each metric is read from."""
     by_metric = _sources(tuple(names))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, get_args
 
-Since = Literal["start", "best", "usual", "high", "run"]
+Since = Literal["start", "best", "usual", "high", "run", "range"]
 
 WINDOWS = (1, 2, 5)  # sizes of the windows, in short ones
 MEMORY = 100  # values before the long window, for the usual level
@@ -56,6 +56,7 @@ REFERENCES: dict[Since, str] = {
     "usual": "its recent past",
     "high": "the highest tenth of its recent past",
     "run": "the whole run",
+    "range": "its range, 0 its lowest and 1 its highest value",
 }
 
 
@@ -264,6 +265,7 @@ class Track:
         self.windows = tuple(TrackWindow(self, size) for size in self.sizes)
         self.trials: float | None = None  # for a share: number of problems behind each value
         self.lowest: list[float] = []  # in order
+        self.highest = -math.inf
         self.total = 0.0
         self.bends = 0.0  # sum of the squares of second differences
         self._noise: float | None = None
@@ -281,6 +283,7 @@ class Track:
 
         insort(self.lowest, value)
         del self.lowest[LOWEST:]
+        self.highest = max(self.highest, value)
 
         if len(self.first) < self.warmup:
             self.first.append(value)
@@ -321,6 +324,19 @@ class Track:
         """The value of a policy that has lost everything: 0, or the lowest percent if negative."""
         place = min(self.num_seen // PERCENT, len(self.lowest) - 1)
         return min(0.0, self.lowest[place])
+
+    @property
+    def spread(self) -> float:
+        """The highest value so far less the lowest."""
+        if not self.lowest:
+            return 0.0
+        return self.highest - self.lowest[0]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every value was the same, up to rounding."""
+        largest = max(map(abs, (self.highest, *self.lowest[:1])))
+        return self.spread <= ROUNDING * largest
 
     @property
     def noise(self) -> float:
@@ -369,6 +385,7 @@ class Track:
             "trials": self.trials,
             "seen": self.num_seen,
             "lowest": list(self.lowest),
+            "highest": self.highest,
             "total": self.total,
             "bends": self.bends,
         }
@@ -382,6 +399,7 @@ class Track:
         self.num_seen = state["seen"]
         self.trials = state["trials"]
         self.lowest = list(state["lowest"])
+        self.highest = state["highest"]
         self.total = state["total"]
         self.bends = state["bends"]
         self._noise = None
@@ -412,7 +430,10 @@ class Symptom:
         floor: a present value past this is enough: the backstop for a bad baseline.
         since: start is the run's first rows, best its highest plateau, usual its recent past, high
             what nine of ten recent values stayed below, run all of it: with above or below the
-            mean of all values counts, with still the lowest of them.
+            mean of all values counts, with still all of them. With above or below, best is about
+            the highest level so far, and range about the place between the lowest value so far (0)
+            and the highest (1).
+        rows: values that must have been seen.
         noise_share: share of the required noise margin; below 1 next to an independent symptom,
             since chance would have to move both.
         optional: counts as present in a run that never logs the metric.
@@ -426,6 +447,7 @@ class Symptom:
     level: float | None = None
     floor: float | None = None
     since: Since = "start"
+    rows: int = 0
     optional: bool = False
     noise_share: float = 1.0
 
@@ -444,12 +466,14 @@ class Symptom:
 
     def is_present(self, window: TrackWindow, noise: float) -> bool:
         """Whether the window shows it, by more than `noise` standard errors."""
+        if window.track.num_seen < self.rows:
+            return False
         if self.is_level:
             return self._is_past(self._present_level(window), self.level)
         if self.floor is not None and self._is_past(window.now, self.floor):
             return True
         if self.moved == "still" and self.since == "run":
-            return window.now - window.track.lowest[0] <= self.by * abs(window.now)
+            return window.track.spread <= self.by * abs(window.now)
 
         reference = window.reference(self.since)
         if reference is None or (self.since == "high" and reference <= 0):
@@ -470,8 +494,15 @@ class Symptom:
         return self._exceeds(window, reference, required, noise)
 
     def _present_level(self, window: TrackWindow) -> float:
+        """What is compared with `level`; NaN, which is never past it, where there is nothing."""
+        track = window.track
         if self.since == "run":
-            return window.track.total / window.track.num_seen
+            return track.total / track.num_seen
+        if self.since == "best":
+            return window.now if window.best is None else window.best
+        if self.since == "range":
+            return math.nan if track.is_constant else (window.now - track.lowest[0]) / track.spread
+
         return window.now
 
     def _relative(self, window: TrackWindow, reference: float) -> float:
@@ -563,6 +594,10 @@ class Symptom:
             text = f"{self.moved} {self.level:g}"
             if self.since == "run":
                 return f"{text} on average over {since}"
+            if self.since == "range":
+                return f"{text} of {since}"
+            if self.since == "best":
+                return f"{text} at {since}"
 
             return text
 
@@ -611,7 +646,10 @@ class Symptom:
     def _change(self, window: TrackWindow) -> tuple[float, int, float] | None:
         """Where the change starts from, its sign, and how far a healthy value may have moved."""
         if self.is_level and self.level is not None:
-            return self.level, 1 if self.moved == "above" else -1, 0.0
+            level = self.level
+            if self.since == "range":
+                level = window.track.lowest[0] + self.level * window.track.spread
+            return level, 1 if self.moved == "above" else -1, 0.0
         if self.moved not in ("up", "down"):
             return None
 
