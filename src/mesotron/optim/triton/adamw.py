@@ -150,7 +150,7 @@ def _adamw_kernel(
 ):
     tensor, at, inside = _chunk(table, chunks, CHUNK)
     bits = tl.load(peak)
-    active = inside & (bits < 0x7F800000)
+    active = tl.where(bits < 0x7F800000, inside, False)
     weights_at = _pointer(table + 4 * tensor, W_DTYPE, ALIGNED) + at
     m_at = _pointer(table + 4 * tensor + 1, tl.float32, ALIGNED) + at
     v_at = _pointer(table + 4 * tensor + 2, tl.float32, ALIGNED) + at

@@ -276,7 +276,7 @@ def _update_tile(
     ALIGNED: tl.constexpr,
 ):
     # A skipped window is neither read as a gradient nor written as momentum; its X is zero.
-    active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
+    active = tl.where(finite, window_mask(rows, columns, m, n, ROW_MAJOR), False)
     gradient_at = window_pointers(
         G,
         block,
@@ -539,7 +539,7 @@ def _write_tile(
         ROW_MAJOR,
         ALIGNED,
     )
-    active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
+    active = tl.where(finite, window_mask(rows, columns, m, n, ROW_MAJOR), False)
 
     weight = kept * tl.load(at, mask=active, other=0.0).to(tl.float32) - step * update
     if STOCHASTIC:
@@ -697,7 +697,7 @@ def _align_tile(
         ROW_MAJOR,
         ALIGNED,
     )
-    active = window_mask(rows, columns, m, n, ROW_MAJOR) & finite
+    active = tl.where(finite, window_mask(rows, columns, m, n, ROW_MAJOR), False)
     gradient = tl.load(at, mask=active, other=0.0).to(tl.float32) * factor
 
     return tl.sum(update * gradient), tl.sum(update * update), tl.sum(gradient * gradient)
