@@ -1,11 +1,13 @@
 """From configs and `--trl.KEY VALUE` to TRL's arguments: values, batch sizes, traps, refusals."""
 
 import logging
+import warnings
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from mesotron.cli import COMMANDS, parse
@@ -19,7 +21,7 @@ from mesotron.config import (
     TrainConfig,
 )
 from mesotron.config.registry import OBJECTIVES
-from mesotron.rlvr.lifecycle import trainer_arguments
+from mesotron.rlvr.lifecycle import checkpointing_argument, trainer_arguments
 from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.train import check
 from mesotron.rlvr.trl_arguments import check_updates, trl_arguments
@@ -29,6 +31,15 @@ from mesotron.rlvr.trl_options import INSTEAD, grpo_fields, trl_options
 def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options):
     config = ObjectiveConfig(name=objective, **options)
     return trl_arguments(config, rollout or RolloutConfig(), optim or OptimConfig(), processes)
+
+
+def test_activation_checkpointing_goes_by_a_name_that_does_not_warn(tmp_path):
+    named = {checkpointing_argument(): True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings = TrainingArguments(str(tmp_path), use_cpu=True, **named)
+
+    assert settings.gradient_checkpointing  # which TRL reads
 
 
 @pytest.mark.parametrize("name", OBJECTIVES.names())

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from mesotron.config import SftConfig, TrainConfig
@@ -74,10 +75,19 @@ def trainer_arguments(
         "use_cpu": on_cpu,
         "bf16": model.dtype == torch.bfloat16 or config.model.dtype == "mixed",
         "dataloader_pin_memory": not on_cpu,
-        "gradient_checkpointing": config.model.gradient_checkpointing,
+        checkpointing_argument(): config.model.gradient_checkpointing,
         "report_to": "none",
         "disable_tqdm": True,
     }
+
+
+def checkpointing_argument() -> str:
+    """What Transformers' arguments call it: renamed in 5.23, where the old name warns."""
+    known = {field.name for field in fields(TrainingArguments)}
+    if "activation_checkpointing" in known:
+        return "activation_checkpointing"
+
+    return "gradient_checkpointing"
 
 
 # Showing

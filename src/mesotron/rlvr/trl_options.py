@@ -111,7 +111,7 @@ OWN = {
         "bf16_full_eval",
         "fp16_full_eval",
     ),
-    "--model.gradient-checkpointing": ("gradient_checkpointing",),
+    "--model.gradient-checkpointing": ("gradient_checkpointing", "activation_checkpointing"),
     # Loaded files are untrusted.
     "--model": (
         "model_init_kwargs",
