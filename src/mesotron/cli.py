@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -38,10 +39,11 @@ from mesotron.config.flags import read_table, short_help
 from mesotron.config.train import LanguageRunConfig
 from mesotron.config.words import Words, sort_words
 from mesotron.recipes import adapt, describe_recipes, make_plan, make_recipe
+from mesotron.runs.deadline import Deadline
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.own_code import is_our_own
-from mesotron.runs.process import SharedFailure, is_main, mark_start
+from mesotron.runs.process import SharedFailure, is_main, mark_start, num_processes
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 from mesotron.runs.trust import code_names, search_working_folder
 
@@ -125,7 +127,9 @@ def main(args: list[str] | None = None) -> int:
 
     if args is None:
         mark_start()
-        args = sys.argv[1:]
+        code = main(sys.argv[1:])
+        leave_threads(code)
+        return code
 
     try:
         code = dispatch(args)
@@ -138,7 +142,7 @@ def main(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if isinstance(error, SharedFailure):
+        if isinstance(error, SharedFailure) and num_processes() > 1:
             # The launcher ends the others when the first one ends; all are to end with 2.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if not is_main():
@@ -148,6 +152,15 @@ def main(args: list[str] | None = None) -> int:
         if message is None:
             raise
         return fail(message)
+
+
+def leave_threads(code: int) -> None:
+    """After a limit, end without the threads that a reward has left running: Python would wait for
+    them."""
+    if Deadline.any_passed and threading.active_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def message_for_user(error: Exception) -> str | None:

@@ -14,10 +14,10 @@ from typing import Any
 # What the children need, imported once. Jumanji, and with it PPO's own modules, would start JAX's
 # threads.
 IMPORTS = (
-    "torch",
     "mesotron.recipes",
     "mesotron.report.command",
     "mesotron.rlvr.session",
+    "torch",
     "mesotron.rlvr.sft",
     "mesotron.vla.session",
     "jax",
@@ -27,6 +27,9 @@ IMPORTS = (
     "orbax.checkpoint",
     "matplotlib.figure",
 )
+
+
+TRAIN_ONLY = {"misdeeds", "budgets", "kills"}  # parts that may need the first three alone
 
 
 def main() -> int:
@@ -85,11 +88,17 @@ def main() -> int:
     from faults.kills import REWARD, fork, make_demos, wait
     from support.rlvr_tiny import save_arith_model
 
-    for name in IMPORTS:
+    others = [name for name in args.cases or ["vla"] if name.startswith(("vla", "ppo"))]
+    trains_only = set(args.only) <= TRAIN_ONLY and not others
+    for name in IMPORTS[:3] if trains_only else IMPORTS:
         import_module(name)
 
     model = root / "model"
-    for work in (lambda: save_arith_model(model), lambda: make_demos(root / "demos")):
+    made = [lambda: save_arith_model(model)]
+    if not trains_only:
+        made.append(lambda: make_demos(root / "demos"))
+
+    for work in made:
         ended = wait(fork(lambda work=work: 0 * bool(work()), root / "log", root), root / "log")
         if ended.code != 0:
             raise RuntimeError(ended.text)
@@ -127,6 +136,8 @@ ROWS = {
     " or one sentence |",
     "fuzz": "| fuzzed inputs | {inputs} | {tracebacks} tracebacks |",
     "strangers": "| attempts by a stranger's files | {runs} | {executed} executed |",
+    "misdeeds": "| rewards that raise, hang or change the process | {runs} | {equal} keep the limit"
+    " and every step |",
     "budgets": "| budgets and time limits | {runs} | at most {most_steps_over} steps over; before "
     "the first step {most_seconds_over_before_the_first_step} s |",
     "soak": "| soak of {steps} steps | {kills} kills | different files: {different}, memory "

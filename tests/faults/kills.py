@@ -13,10 +13,12 @@ import random
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -28,6 +30,7 @@ from mesotron.config.registry import OBJECTIVES
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
 MOMENTS = (0.0, 0.0, 0.0002, 0.001, 0.004)  # CPU seconds from an operation to the kill
+CURRICULUM = "--task rg:chain_sum --task.settings min_terms=2,max_terms=2 --task.curriculum 0.01"
 LIMIT = 300.0  # seconds that a child may take
 SELDOM = 4  # PPO compiles for a minute: only in each fourth round
 TIMES = ("time", "step_time", "cost", "seconds", "steps_per_second", "train_")
@@ -58,6 +61,7 @@ class Case:
     name: str
     command: str
     flags: str
+    processes: int = 1
 
     def start(self, out: Path) -> list[str]:
         place = f"--save-dir {out.parent} --run-name {out.name}"
@@ -98,6 +102,7 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
     }
 
     more |= {
+        "curriculum": f"--model tiny --max-tokens 32 {CURRICULUM}",
         "two updates": "--rollout.updates 2 --save-every 1",
         "lora": "--lora 2 --optim adamw",
         "pion": "--optim pion --guard rollback",
@@ -124,6 +129,9 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
             --probe-every 4 --save-every 2 --policy.size ci --policy.chunk 6 --policy.head flow"""
         cases += [Case("vla", "vla train", vla)]
         cases += [Case("vla pion", "vla train", vla + " --optim.action pion --keep 1")]
+
+    for name, flags in {"two": "", "two lora": "--lora 2 --optim adamw"}.items():
+        cases.append(Case(name, "train", f"{SMALL} --model {model} {flags}", processes=2))
 
     snake = """--width 3 --height 3 --num-envs 8 --num-steps 8 --num-minibatches 2
         --update-epochs 1 --total-timesteps 384 --d-model 8 --num-heads 1 --mlp-ratio 1 --chunk 2
@@ -174,10 +182,13 @@ def fork(work: Callable[[], int], log: Path, cwd: Path) -> int:
     """Run `work` in a child whose output goes to a file; returns the process id."""
     pid = os.fork()
     if pid:
+        with suppress(OSError):  # whoever of the two comes first
+            os.setpgid(pid, pid)
         return pid
 
     code = 70
     try:
+        os.setpgid(0, 0)  # so that its own children can be killed with it
         os.chdir(cwd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -200,7 +211,7 @@ def wait(pid: int, log: Path, kill_after: float | None = None) -> Ended:
             return Ended(os.waitstatus_to_exitcode(status), passed, log.read_text(errors="replace"))
 
         if passed > min(LIMIT, kill_after or LIMIT):
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
 
         time.sleep(0.005)
 
@@ -212,9 +223,10 @@ def start_command(
     *,
     before: Callable[[], None] | None = None,
     own_folder: bool = True,
+    processes: int = 1,
 ) -> int:
-    """`mesotron ARGS` in a child; `before` runs there first. Modules in its own folder are found
-    there, as with PYTHONPATH."""
+    """`mesotron ARGS` in a child, or in several; `before` runs there first. Modules in its own
+    folder are found there, as with PYTHONPATH."""
 
     def work() -> int:
         from mesotron import cli
@@ -225,12 +237,62 @@ def start_command(
         if own_folder:
             sys.path.append(str(cwd))
 
-        if before is not None:
+        if before is not None and os.environ.get("RANK", "0") == "0":
             before()
 
         return cli.main(args)
 
+    if processes > 1:
+        return fork(lambda: run_ranks(work, processes), log, cwd)
+
     return fork(work, log, cwd)
+
+
+def run_ranks(work: Callable[[], int], processes: int) -> int:
+    """Do the work in so many ranks, as a launcher does: a rank that fails ends the others. Returns
+    the largest exit code; dies of a signal if one of them does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    running = {start_rank(work, rank, processes, port) for rank in range(processes)}
+    codes = []
+    while running:
+        pid, status = os.wait()
+        running.discard(pid)
+        codes.append(os.waitstatus_to_exitcode(status))
+        if codes[-1] != 0:
+            end = signal.SIGTERM if codes[-1] > 0 else signal.SIGKILL
+            for other in running:
+                os.kill(other, end)
+
+    if min(codes) == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return max(map(abs, codes))
+
+
+def start_rank(work: Callable[[], int], rank: int, processes: int, port: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+
+    code = 70
+    try:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ACCELERATE_USE_CPU": "true",
+        }
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
 
 
 def run_command(
@@ -407,7 +469,7 @@ class Victim:
             file = trace.open("w", buffering=1)
             on_operations(out, lambda seen, name: print(name, file=file))
 
-        ended = run_command(self.case.start(out), self.log, self.cwd, before=record)
+        ended = self.run(out, before=record)
         if ended.code != 0:
             raise RuntimeError(f"{self.case.name} does not run: {ended.text[-2000:]}")
 
@@ -478,7 +540,8 @@ class Victim:
 
     def run(self, out: Path, **how: Any) -> Ended:
         """Start or resume it."""
-        return run_command(self.case.start_or_resume(out), self.log, self.cwd, **how)
+        words = self.case.start_or_resume(out)
+        return run_command(words, self.log, self.cwd, processes=self.case.processes, **how)
 
 
 def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
@@ -487,9 +550,10 @@ def attack(args: Any, root: Path, model: Path) -> dict[str, Any]:
     tally = Tally()
     end = time.monotonic() + args.minutes * 60
 
+    demos = root / "demos"
     cases = [
         case
-        for case in make_cases(model, root / "demos")
+        for case in make_cases(model, demos if demos.exists() else None)
         if not args.cases or case.name in args.cases
     ]
 

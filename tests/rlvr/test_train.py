@@ -158,6 +158,62 @@ def refusal(run: Callable[..., int], words: str, capsys: pytest.CaptureFixture[s
     return errors
 
 
+# Every row of a run with Muon has these, beside TRL's.
+OWN_METRICS = [
+    "answers/distinct_in_group",
+    "answers/top_share",
+    "completions/repetition",
+    "entropy/trajectory_q1",
+    "entropy/trajectory_q2",
+    "entropy/trajectory_q3",
+    "facts/correct",
+    "facts/correct_unformatted",
+    "facts/formatted",
+    "facts/gold_unparseable",
+    "facts/parsed",
+    "facts/truncated",
+    "grad_norm/auxiliary",
+    "groups/all_right",
+    "groups/all_wrong",
+    "groups/mixed",
+    "groups/spread",
+    "groups/unscored",
+    "groups/zero_signal",
+    "optim/adamw/cosine",
+    "optim/adamw/skipped",
+    "optim/adamw/update_rms",
+    "optim/adamw_vectors/cosine",
+    "optim/adamw_vectors/skipped",
+    "optim/adamw_vectors/update_rms",
+    "optim/muon/blocks",
+    "optim/muon/concentration",
+    "optim/muon/cosine",
+    "optim/muon/dead_blocks",
+    "optim/muon/passed_rank",
+    "optim/muon/skipped",
+    "optim/muon/update_rms",
+    "optim/skipped",
+    "ratio/log_max",
+    "ratio/log_min",
+    "time/optimizer",
+    "time/projected",
+    "time/rollout",
+    "time/spent",
+    "time/step",
+]
+OF_TRL = ("completions/", "clip_ratio/", "rewards/")
+
+
+def own_metrics(row: dict[str, Any]) -> set[str]:
+    names = set()
+    for name in row:
+        is_own = "/" in name and not name.startswith(OF_TRL)
+        if is_own or name == "completions/repetition":
+            names.add(name)
+
+    return names
+
+
 def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert run("--eval-every 2 --watch.snr-every 2 --watch.forgetting-every 3") == 0
     made = RunFolder(Path("runs/last"))
@@ -169,7 +225,8 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
     assert [row["step"] for row in rows if "forgetting/nll" in row] == [1, 3]
-    assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= {*rows[0]}
+    assert own_metrics(rows[0]) == {*OWN_METRICS, "eval/greedy", "eval/problems", "forgetting/nll"}
+    assert own_metrics(stream(whole, without=())[2]) == {*OWN_METRICS}
     assert (made.config["recipe"], made.environment["device"]) == ("arith", "cpu")
     assert made.result["problems"] == 3
     assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
@@ -584,7 +641,7 @@ def test_speed_where_it_is_unset(monkeypatch, machine, weights, settings, chosen
 def test_several_processes_need_a_name_for_the_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--out"):
-        train.new_run(TrainConfig())
+        train.new_run(TrainConfig(), 0.0)
 
 
 @slow

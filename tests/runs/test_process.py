@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,17 +60,60 @@ def test_sharding_that_cannot_work_is_refused(tmp_path, monkeypatch, capsys):
         make_trainer(tmp_path, parts={"objective": ObjectiveConfig(name="grpo", beta=0.1)})
 
 
-def test_an_unreachable_hub_is_not_tried_again(monkeypatch):
-    for name in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """No variable decides about the network; what is decided is forgotten after the test."""
+    for name in ("HF_ENDPOINT", *PROXIES):
         monkeypatch.delenv(name, raising=False)
 
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    go_offline_without_network()
-    assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
 
+
+@pytest.mark.usefixtures("online")
+def test_a_hub_that_answers_is_used_and_another_not_tried_again(monkeypatch):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    go_offline_without_network()
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+    listener.close()
     monkeypatch.setenv("https_proxy", "http://proxy")  # it may know the way
     go_offline_without_network()
     assert "HF_HUB_OFFLINE" not in os.environ
+
+    monkeypatch.delenv("https_proxy")
+    go_offline_without_network()
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        (None, ("huggingface.co", 443)),
+        ("https://mirror.example", ("mirror.example", 443)),
+        ("http://mirror.example/hub", ("mirror.example", 80)),
+        ("https://mirror.example:8443", ("mirror.example", 8443)),
+    ],
+)
+def test_the_port_of_the_hub(monkeypatch, endpoint, address):
+    tried = []
+
+    def connect(address: tuple[str, int], timeout: float) -> Mock:
+        tried.append(address)
+        return Mock()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    if endpoint is not None:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+
+    go_offline_without_network()
+    assert tried == [address]
 
 
 def test_the_first_signal_asks_and_the_second_ctrl_c_stops():

@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 import mesotron
 from mesotron.models.sharded import reshard
 from mesotron.rlvr import checkpoint as resume
-from mesotron.rlvr.anchor import AnchoredSampler
 from mesotron.rlvr.callbacks import Spending
+from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.watch.budget import Budget, Limits
 from mesotron.watch.detectors import Event
 from mesotron.watch.engine import Engine
@@ -34,26 +34,40 @@ from support.fsdp_on_cpu import shard_on_cpus, shipped_variables
 from support.rlvr_tiny import TIMES, make_trainer, rows
 
 PRELOAD = ["mesotron.rlvr.trl_trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
+GENERATE = GRPOTrainer._generate_single_turn
 SAVE = {"save_strategy": "steps", "save_steps": 1}
 
 
 def scripted(trainer: Any, prompt_ids: list[list[int]], *args: Any, **_: Any) -> Any:
     """In place of TRL's sampling."""
-    start = trainer.accelerator.process_index * len(prompt_ids)
     number = args[2]
-    return [write(ids, (start + k) % number, number) for k, ids in enumerate(prompt_ids)], None
+    rows = with_places(trainer, prompt_ids, number)
+    return [write(ids, ids.place, number) for ids in rows], None
 
 
-def scripted_merged(
-    sampler: Any, prompt_ids: list[list[int]], generations: int, number: int
-) -> Any:
-    """For the merged variant, whose rows are sampled by the policy and by the anchor."""
-    start = sampler.rank * len(prompt_ids)
-    ours = generations - number
-    places = [(start + k) % generations for k in range(len(prompt_ids))]
-    pairs = zip(prompt_ids, places, strict=True)
+class Placed(list):
+    """The tokens of a prompt, and which completion of it is wanted."""
 
-    return [write(ids, place, ours if place < ours else number) for ids, place in pairs], None
+    place = 0
+
+
+def with_places(trainer: Any, prompt_ids: list[list[int]], number: int) -> list[Placed]:
+    """Prompts with their places among `number` of each, unless they have one already."""
+    start = trainer.accelerator.process_index * len(prompt_ids)
+    rows = []
+    for k, ids in enumerate(prompt_ids):
+        row = ids
+        if not isinstance(row, Placed):
+            row = Placed(ids)
+            row.place = (start + k) % number
+        rows.append(row)
+
+    return rows
+
+
+def placing(trainer: Any, prompt_ids: list[list[int]], *args: Any, **named: Any) -> Any:
+    """Our own method, told the places: the merged variant samples a group in two parts."""
+    return GENERATE(trainer, with_places(trainer, prompt_ids, args[2]), *args, **named)
 
 
 def write(ids: list[int], place: int, number: int) -> list[int]:
@@ -98,7 +112,7 @@ def fail_at_step_3(visible: bool) -> None:
 def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
     trl.GRPOTrainer._generate_single_turn = scripted
     if parts["objective"].loss_on_momentum:
-        AnchoredSampler.merged = scripted_merged
+        GRPOTrainer._generate_single_turn = placing
     return train_and_gather(settings, parts)
 
 

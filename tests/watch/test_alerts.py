@@ -2,17 +2,21 @@
 
 import json
 import logging
+import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import psutil
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from mesotron import Watch, cli
 from mesotron.config.train import RunWatchConfig
-from mesotron.watch.alerts import MOST_PER_HOUR, QUIET, Alerts
+from mesotron.watch import alerts as alerts_of_watch
+from mesotron.watch.alerts import MOST_PER_HOUR, MOST_QUEUED, QUIET, Alerts, Channel
 from mesotron.watch.detectors import Event, Evidence
 from support.watch_streams import FAILURES
 
@@ -110,7 +114,9 @@ def test_each_service_gets_its_own_format(server, monkeypatch, tmp_path):
         "link": "http://page",
     }
 
-    assert payload.items() >= expected.items()
+    assert {name: payload[name] for name in expected} == expected
+    described = {"title", "text", "diagnosis", "evidence", "remedy", "changes"}
+    assert payload.keys() == expected.keys() | described
     assert (payload["evidence"][0]["now"], payload["changes"][0]["value"]) == (0.14, 0.5)
 
     for part in (EVENT.remedy, "97", "0.71 to 0.14", "$3.95", "http://page"):
@@ -163,22 +169,64 @@ def test_failures_are_logged_once_without_the_address(server, monkeypatch, caplo
     assert "secret" not in caplog.text
 
 
-def test_sending_does_not_wait(caplog):
+def test_sending_does_not_wait(caplog, monkeypatch):
     gate = threading.Event()
+    monkeypatch.setattr(Channel, "send", lambda *_: gate.wait())
 
-    class Blocked(Alerts):
-        def _work(self):
-            gate.wait()
+    alerts = Alerts(["wandb"], clock=iter(range(0, 9**9, 9**5)).__next__)
+    sent = [alerts.send(EVENT) for _ in range(300)]
+    assert sent.count(True) <= MOST_QUEUED + 1  # one is being sent
 
-    alerts = Blocked(["wandb"], clock=iter(range(0, 9**9, 9**5)).__next__)
-    for _ in range(300):  # more than the queue holds
-        alerts.send(EVENT)
-
-    assert alerts._thread.daemon
     alerts.close(0)
     assert "not sent" in caplog.text
 
     gate.set()
+
+
+@pytest.fixture
+def dripping():
+    """A server that never ends its first line; `cut` is set when the client has gone."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    cut = threading.Event()
+
+    def drip():
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            while not cut.wait(0.01):
+                connection.sendall(b"H")
+        cut.set()
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", cut
+    listener.close()
+
+
+def test_a_dripping_server_holds_up_no_other_channel_and_is_cut(
+    server, dripping, monkeypatch, caplog
+):
+    url, cut = dripping
+    monkeypatch.setattr(alerts_of_watch, "TIMEOUT", 0.5)
+    alerts = Alerts([f"webhook:{url}", f"webhook:{server.url}/hook"])
+    assert alerts.send(EVENT)
+
+    assert cut.wait(60)
+    alerts.close(60)
+    assert [path for path, _, _ in server.posts] == ["/hook"]
+    assert "an alert to webhook was not sent" in caplog.text
+
+
+def test_what_a_program_started_ends_with_it(tmp_path):
+    note = tmp_path / "pid"
+    script = tmp_path / "alert.sh"
+    script.write_text(f"sleep 600 &\necho $! > {note}\n")
+
+    alerts = Alerts([f"command:sh {script}"])
+    assert alerts.send(EVENT)
+    alerts.close(60)
+
+    pid = int(note.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(

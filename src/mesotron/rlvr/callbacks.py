@@ -22,7 +22,7 @@ from mesotron.rlvr.state import random_state, restore_random_state
 from mesotron.rlvr.together import together
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.deadline import LimitReached
+from mesotron.runs.deadline import Deadline, LimitReached
 from mesotron.runs.own_code import FAILURES
 from mesotron.runs.process import StopRequest
 from mesotron.tasks.rows import Rows
@@ -146,6 +146,17 @@ class KeepLastStep(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self.trainer.last_step = None  # from here on the weights change
+
+
+class GiveUpAtLimit(TrainerCallback):
+    """Gives a step up at the limit, before it changes the weights: something in it may have
+    swallowed the interrupt. Must come before `KeepLastStep`."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.deadline.check()
 
 
 class SkipSilentBatch(TrainerCallback):

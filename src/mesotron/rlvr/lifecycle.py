@@ -1,6 +1,7 @@
 """What GRPO and the warm start share of a run's life: open its folder, show it, train, stop."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ from transformers.utils.logging import disable_progress_bar
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
 from mesotron.optim.device import name_device
+from mesotron.rlvr.callbacks import GiveUpAtLimit
 from mesotron.runs import RunFolder, process
 from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, print_line
+from mesotron.runs.deadline import LimitReached
 from mesotron.runs.own_code import FAILURES, describe, explain
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_settings
+from mesotron.watch.budget import Budget, why_over
 
 log = logging.getLogger("mesotron")
 LOUD_LIBRARIES = ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes")
@@ -128,19 +132,58 @@ def live_view(
 # Training
 
 
-def fit(trainer: Any, plan: Plan[Any]) -> None:
-    """Train to the last step, from the plan's checkpoint if it has one."""
+def fit(trainer: Any, plan: Plan[Any], budget: Budget) -> str | None:
+    """Train to the last step, from the plan's checkpoint if it has one. Returns the limit, in
+    words, that interrupted a step."""
     checkpoint = plan.checkpoint
     if checkpoint is not None and checkpoint.step >= plan.config.steps:
         load_finished(trainer, checkpoint.path, checkpoint.step)
-        return
+        return None
 
-    try:
-        trainer.train(str(checkpoint.path) if checkpoint else None)
-    except FAILURES as error:  # such as a reward function that raised
-        if process.num_processes() == 1 or isinstance(error, process.SharedFailure):
-            trainer.save_last_step()  # else the other processes would not take part
-        raise
+    is_alone = process.num_processes() == 1
+    deadline = budget.deadline
+    # First of all callbacks, like the state that it keeps.
+    trainer.callback_handler.callbacks.insert(0, GiveUpAtLimit(deadline))
+
+    def can_give_up() -> bool:
+        return is_alone and trainer.last_step is not None
+
+    def leave() -> int:
+        return leave_behind(trainer, plan, budget)
+
+    with deadline.during(can_give_up, leave):
+        try:
+            trainer.train(str(checkpoint.path) if checkpoint else None)
+        except LimitReached:
+            deadline.obey()
+            if trainer.state.global_step == 0:
+                raise
+
+            trainer.save_last_step()
+            return why_over(budget)
+        except FAILURES as error:  # such as a reward function that raised
+            deadline.obey()
+            if process.num_processes() == 1 or isinstance(error, process.SharedFailure):
+                trainer.save_last_step()  # else the other processes would not take part
+            raise
+
+    return None
+
+
+def leave_behind(trainer: Any, plan: Plan[Any], budget: Budget) -> int:
+    """Save while the main thread hangs in code that ignores interrupts; returns the exit code."""
+    if process.num_processes() == 1:
+        trainer.save_last_step()
+
+    saved, _ = newest_whole(plan.path / "checkpoints")
+    step = saved.step if saved else 0
+    print(
+        f"mesotron: {why_over(budget)}; what ran ignored the interrupt and was left behind; "
+        f"continue from step {step} with {resume_command(plan)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 0 if step else 2
 
 
 @contextmanager

@@ -5,6 +5,8 @@ that evaluation, draws the same numbers.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -44,6 +46,7 @@ from mesotron.rlvr.together import together
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
 from mesotron.runs.console import LiveView, SafeConsole, print_line
+from mesotron.runs.deadline import Deadline
 from mesotron.runs.files import Row
 from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.resume import Plan
@@ -79,6 +82,7 @@ def train_in(
     run: RunFolder, plan: Plan[TrainConfig], parts: Parts, budget: Budget, console: Console
 ) -> int:
     config = parts.config
+    parts.reward.waiting = lambda name: budget.deadline.own_code()
     before = evaluate_before(run, parts, budget, console)
     budget.calibrate(least_step_time(before, budget, config))
     say_start(before, config, console)
@@ -90,19 +94,20 @@ def train_in(
     session = Session(run, parts, trainer, watch, spending, budget)
 
     with live_view(run, plan, console, WATCHED) as (view, stop):
-        parts.reward.waiting = partial(stop.waiting_for, seconds=HANGS_AFTER)
+        parts.reward.waiting = partial(wait_for, stop=stop, deadline=budget.deadline)
         view.watch_state = watch.state
 
         add_callbacks(session, before, view, stop)
-        fit(trainer, plan)
+        limit = fit(trainer, plan, budget)
 
     step = trainer.state.global_step
     if step < config.steps and watch.stopped_by is not None:
         say_stopped_by_watch(watch, step, console)
     elif step < config.steps:
-        say_stopped(console, run, plan, step, spending.stopped_by)
+        say_stopped(console, run, plan, step, limit or spending.stopped_by)
     else:
         after = together(lambda: evaluate_part(parts, trainer.model, "after"))
+        budget.deadline.obey()
         report(session, before, after, console)
 
     return 0
@@ -118,6 +123,13 @@ class Session:
     watch: Watch
     spending: Spending
     budget: Budget
+
+
+@contextmanager
+def wait_for(name: str, stop: process.StopRequest, deadline: Deadline) -> Iterator[None]:
+    """Surrounds a call of the user's reward: signals and limits end it if it hangs."""
+    with deadline.own_code(), stop.waiting_for(name, HANGS_AFTER):
+        yield
 
 
 # Before training

@@ -138,12 +138,13 @@ def train(plan: Plan[SftConfig], budget: Budget) -> int:
             for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
                 trainer.add_callback(callback)
 
-            fit(trainer, plan)
+            limit = fit(trainer, plan, budget)
 
         step = trainer.state.global_step
         if step < config.steps:
-            say_stopped(console, run, plan, step, spending.stopped_by)
+            say_stopped(console, run, plan, step, limit or spending.stopped_by)
         else:
+            budget.deadline.obey()
             report(run, config, step, console)
 
     return 0

@@ -39,7 +39,7 @@ from mesotron.tasks.load import check_task, load_task
 from mesotron.tasks.own import read_own
 from mesotron.tasks.problem import Task, assemble
 from mesotron.tasks.registry import find_source
-from mesotron.watch.budget import open_budget
+from mesotron.watch.budget import open_budget, open_limits
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
@@ -57,7 +57,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     if config.task.has_own_data:  # a hub dataset is read before the rest is imported
         set_library_variables(config.task, config.model.name)
 
-    plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
+    plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config, began)
     with open_budget(plan, began) as budget:
         set_library_variables(plan.config.task, plan.config.model.name)
         go_offline_without_network()
@@ -73,7 +73,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
             from mesotron.rlvr.session import train
 
         code = train(plan, budget)
-        if then is not None and is_main():
+        if then is not None and is_main() and not budget.deadline.has_passed:
             then(plan.path)
 
     if is_main():
@@ -97,9 +97,11 @@ def say_how_to_load(run: Path) -> None:
     print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
 
 
-def new_run(config: Limited) -> Plan[Limited]:
+def new_run(config: Limited, began: float) -> Plan[Limited]:
     if is_main():
-        config, notes = check(config, downloads=True)
+        with open_limits(config, began):
+            config, notes = check(config, downloads=True)
+
         for note in notes:
             print(note, flush=True)
 

@@ -79,7 +79,7 @@ def lend_streams() -> Iterator[None]:
     """Let the block close stdout and stderr, or their descriptors, without any harm."""
     streams = sys.stdout, sys.stderr
     spares = {number: duplicate(number) for number in (1, 2)}
-    sys.stdout, sys.stderr = LentStream(sys.stdout), LentStream(sys.stderr)
+    sys.stdout, sys.stderr = (stream and LentStream(stream) for stream in streams)
 
     try:
         yield

@@ -11,6 +11,8 @@ from types import FrameType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from mesotron.runs.deadline import LimitReached
+
 HUB = "https://huggingface.co"
 HUB_TIMEOUT = 3.0  # seconds
 
@@ -139,6 +141,8 @@ def explain_interrupt(how_to_continue: str) -> Iterator[None]:
 
     try:
         yield
+    except LimitReached:
+        raise
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(stop.args or (how_to_continue,))) from stop
     finally:

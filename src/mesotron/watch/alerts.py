@@ -1,18 +1,22 @@
 """Alerts: what the watch finds, sent to a webhook, Slack, Discord, ntfy, a program (as JSON on its
 standard input), or the active run of W&B or trackio.
 
-URLs and topics are passwords: give them as environment variables (`slack:$SLACK_URL`). A thread of
-its own sends, with a timeout; whatever goes wrong there is logged once and stops nothing.
+URLs and topics are passwords: give them as environment variables (`slack:$SLACK_URL`). Each channel
+sends in a thread of its own, at most `TIMEOUT` seconds per alert; whatever goes wrong there is
+logged once and stops nothing, neither training nor another channel.
 """
 
 import contextvars
 import html
+import http.client
 import json
 import logging
 import os
 import queue
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +32,7 @@ from typing import Any
 from mesotron.config import check_alert
 from mesotron.watch.detectors import Event
 
-TIMEOUT = 10.0  # seconds for one request
+TIMEOUT = 10.0  # seconds for one alert to one channel
 QUIET = 600.0  # seconds until the same finding is sent again
 HOUR = 3600
 MOST_PER_HOUR = 20
@@ -50,7 +54,7 @@ Payload = dict[str, Any]
 
 
 class Alerts:
-    """Sends events of the watch to channels, from a thread of its own."""
+    """Sends events of the watch to channels, each from a thread of its own."""
 
     def __init__(
         self,
@@ -68,8 +72,6 @@ class Alerts:
         self.clock = clock
         self._sent: dict[str, float] = {}  # finding -> when
         self._times: list[float] = []
-        self._queue: queue.Queue[Payload | None] = queue.Queue(maxsize=MOST_QUEUED)
-        self._thread: threading.Thread | None = None
 
     def send(self, event: Event) -> bool:
         """Queue an event and return at once; False if it was sent lately or too many were."""
@@ -77,15 +79,13 @@ class Alerts:
         if not self._is_due(event, now):
             return False
 
-        try:
-            self._queue.put_nowait(self.payload(event))
-        except queue.Full:
+        payload = self.payload(event)
+        queued = [channel.queue(payload) for channel in self.channels]
+        if self.channels and not any(queued):
             return False
 
         self._sent[_finding(event)] = now
         self._times.append(now)
-        if self._thread is None:
-            self._start()
 
         return True
 
@@ -104,26 +104,15 @@ class Alerts:
         findings = (f"{event.detector} warn", f"{event.detector} stop")
         return any(finding in self._sent for finding in findings)
 
-    def _start(self) -> None:
-        # trackio's active run belongs to the context of the training thread.
-        self._thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(self._work,),
-            daemon=True,
-        )
-        self._thread.start()
-
     def close(self, timeout: float = TIMEOUT / 2) -> None:
-        """Wait for what is queued, at most `timeout` seconds."""
-        if self._thread is not None and self._thread.is_alive():
-            with suppress(queue.Full):
-                self._queue.put_nowait(None)
+        """Wait for what is queued, at most `timeout` seconds in all."""
+        end = time.monotonic() + timeout
+        for channel in self.channels:
+            channel.stop()
 
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                log.warning(f"an alert was not sent within {timeout:g} s")
-
-        self._thread = None
+        for channel in self.channels:
+            if not channel.has_stopped(end - time.monotonic()):
+                log.warning(f"an alert to {channel.kind} was not sent within {timeout:g} s")
 
     def payload(self, event: Event) -> Payload:
         """An event as the JSON that webhooks and commands get."""
@@ -147,14 +136,6 @@ class Alerts:
         """Address of the run's page, if it has one."""
         is_there = "://" in self.link or Path(self.link).is_file()
         return self.link if is_there else ""
-
-    def _work(self) -> None:
-        while (payload := self._queue.get()) is not None:
-            for channel in self.channels:
-                try:
-                    channel.send(payload)
-                except Exception as error:
-                    channel.report(error)
 
 
 def _finding(event: Event) -> str:
@@ -180,13 +161,51 @@ def _text_of(event: Event, lost: float | None, link: str) -> str:
 
 
 class Channel:
-    """Where alerts go, as in "slack:$SLACK_URL"."""
+    """Where alerts go, as in "slack:$SLACK_URL", and the thread that sends them."""
 
     def __init__(self, text: str) -> None:
         self.kind, self.target = check_alert(text)
         self.failed = False
+        self._queue: queue.Queue[Payload | None] = queue.Queue(maxsize=MOST_QUEUED)
+        self._thread: threading.Thread | None = None
         if self.kind in WITH_ADDRESS:
             self.url()  # a mistake shows at the start, not when the run is dying
+
+    def queue(self, payload: Payload) -> bool:
+        """Have it sent soon; False if too many are waiting."""
+        try:
+            self._queue.put_nowait(payload)
+        except queue.Full:
+            return False
+
+        if self._thread is None:
+            # trackio's active run belongs to the context of the training thread.
+            run = contextvars.copy_context().run
+            self._thread = threading.Thread(target=run, args=(self._work,), daemon=True)
+            self._thread.start()
+
+        return True
+
+    def stop(self) -> None:
+        """End the thread once everything is sent."""
+        with suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def has_stopped(self, timeout: float) -> bool:
+        thread = self._thread
+        self._thread = None
+        if thread is None:
+            return True
+
+        thread.join(max(timeout, 0.0))
+        return not thread.is_alive()
+
+    def _work(self) -> None:
+        while (payload := self._queue.get()) is not None:
+            try:
+                self.send(payload)
+            except Exception as error:
+                self.report(error)
 
     def url(self) -> str:
         """The address, from the environment; it must never be logged."""
@@ -217,14 +236,23 @@ class Channel:
         senders[self.kind](payload)
 
     def _send_to_program(self, payload: Payload) -> None:
-        subprocess.run(
-            shlex.split(self.target),
-            input=json.dumps(payload),
-            text=True,
-            timeout=TIMEOUT,
-            check=True,
-            capture_output=True,
+        command = shlex.split(self.target)
+        program = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        try:
+            program.communicate(json.dumps(payload).encode(), TIMEOUT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)  # it, and whatever it has started
+            program.wait()
+
+        if program.returncode != 0:
+            raise subprocess.CalledProcessError(program.returncode, command[0])
 
     def _send_to_tracker(self, payload: Payload) -> None:
         module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
@@ -275,8 +303,50 @@ class Channel:
     def _post(self, data: bytes, headers: dict[str, str]) -> None:
         headers = {"User-Agent": "mesotron"} | headers
         request = urllib.request.Request(self.url(), data, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            response.read(1000)
+        with deadline_opener().open(request, timeout=TIMEOUT):
+            pass  # the status says it all
+
+
+# Requests that end, however slowly a server drips its answer
+
+
+def deadline_opener() -> urllib.request.OpenerDirector:
+    """An opener whose connections are cut `TIMEOUT` seconds after they began."""
+    return urllib.request.build_opener(DeadlineHandler, SecureDeadlineHandler)
+
+
+class DeadlineHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: Any) -> Any:
+        return self.do_open(DeadlineConnection, req)  # pyright: ignore[reportArgumentType]
+
+
+class SecureDeadlineHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: Any) -> Any:
+        return self.do_open(SecureDeadlineConnection, req)  # pyright: ignore[reportArgumentType]
+
+
+class Cut:
+    """Mixin for a connection of `http.client`."""
+
+    sock: Any
+
+    def connect(self) -> None:
+        timer = threading.Timer(TIMEOUT, self._cut)
+        timer.daemon = True
+        timer.start()
+        super().connect()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _cut(self) -> None:
+        with suppress(OSError, AttributeError):  # it may have ended, or never have begun
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class DeadlineConnection(Cut, http.client.HTTPConnection):
+    pass
+
+
+class SecureDeadlineConnection(Cut, http.client.HTTPSConnection):
+    pass
 
 
 def _reason(error: Exception) -> str:

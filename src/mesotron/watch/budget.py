@@ -10,18 +10,17 @@
 Dollars are hours times a price. What a machine costs before the command starts is not counted.
 
 spent.json is written before work begins, every second ahead of time, and exactly at the end: a
-killed session is counted too, by at most a second more than it took. The thread that writes it
-also interrupts whatever crosses a limit before the first step, be it an import or an evaluation.
+killed session is counted too, by at most a second more than it took. `Deadline` interrupts whatever
+is still running at a limit.
 """
 
-import signal
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any, Self
@@ -29,14 +28,14 @@ from typing import Any, Self
 from mesotron.config import GPUS, SftConfig, TrainConfig, parse_duration
 from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
-from mesotron.runs.process import is_main, num_processes
+from mesotron.runs.deadline import Deadline, LimitReached
+from mesotron.runs.process import SharedFailure, is_main, num_processes
 from mesotron.runs.resume import Plan
 
 # The slowest of these steps predicts the next one, their mean the rest of the run.
 RECENT = 20
 
 WRITE_EVERY = 1.0  # seconds
-LOOK_EVERY = 0.2
 EXIT = 1.0  # what an interrupted process needs to end
 
 MAX_RUNS = 50  # earlier runs that are looked at
@@ -139,6 +138,7 @@ class Budget:
         self.began = clock() if began is None else began
         self.now = self.began  # when the clock was last looked at
         self.run: RunFolder | None = None  # where spent.json lies
+        self.deadline = Deadline()  # of this session
         self._writing = threading.Lock()  # one draft at a time
 
         # How long the parts take: as known, and then as measured.
@@ -268,6 +268,20 @@ class Budget:
 
         return None
 
+    def seconds_left(self) -> float | None:
+        """Seconds from now to the first limit; None without one."""
+        self.look()
+        limits = self.limits
+        left = []
+        if limits.seconds is not None:
+            left.append(limits.seconds - self.session)
+
+        cost = self.dollars(self.spent)
+        if limits.dollars is not None and limits.price and cost is not None:
+            left.append((limits.dollars - cost) / limits.price * 3600)
+
+        return min(left) if left else None
+
     # spent.json
 
     def record(self, ahead: float = 0.0) -> Spent:
@@ -302,13 +316,48 @@ def open_budget(plan: Plan[Any], began: float) -> Iterator[Budget]:
     to_do = work_ahead(plan)
     refuse(budget, budget.refusal(*to_do, starts=True, reserve=EXIT))
 
-    keeper = Keeper(budget)
+    budget.deadline = make_deadline(budget, plan.path)
+    with Account(budget), interrupted(budget):
+        yield budget
+
+
+@contextmanager
+def open_limits(config: TrainConfig | SftConfig, began: float) -> Iterator[None]:
+    """Interrupt at the limits of a new run while its inputs are read and tried."""
+    budget = Budget(limits_of(config), began=began)
+    budget.deadline = make_deadline(budget, Path(os.devnull))
+    with interrupted(budget):
+        yield
+
+
+@contextmanager
+def interrupted(budget: Budget) -> Iterator[None]:
+    """Interrupt the block at the budget's deadline, and say so."""
     try:
-        with keeper:
-            yield budget
-    except KeyboardInterrupt:
-        refuse(budget, keeper.crossed)
-        raise
+        with budget.deadline:
+            yield
+    except LimitReached:
+        raise SharedFailure(advise(budget, why_over(budget))) from None
+
+
+def make_deadline(budget: Budget, path: Path) -> Deadline:
+    left = budget.seconds_left()
+    if left is None:
+        return Deadline()
+
+    spent = budget.record(ahead=left)
+    values = {"seconds": spent.seconds, "dollars": spent.dollars}
+    return Deadline(max(left - EXIT, 0.0), budget.write, (path / "spent.json", values))
+
+
+def why_over(budget: Budget) -> str:
+    """The limit that was reached, in words."""
+    limits = budget.limits
+    budget.look()
+    if limits.seconds is not None and budget.session + EXIT >= limits.seconds:
+        return f"the time limit of {limits.seconds:g} s is reached"
+
+    return f"the budget of {limits.dollars:g} dollars is reached"
 
 
 def resumed_budget(plan: Plan[Any], began: float) -> Budget:
@@ -337,30 +386,24 @@ def work_ahead(plan: Plan[Any]) -> tuple[int, int]:
 
 def refuse(budget: Budget, reason: str | None) -> None:
     if reason is not None and is_main():
-        run = budget.run
-        how = "" if run is None else f" and continue with --resume {run.path}"
-        raise ValueError(f"{reason}: raise it{how}")
+        raise ValueError(advise(budget, reason))
 
 
-class Keeper:
-    """A thread that writes spent.json, and interrupts what crosses a limit before the first step.
+def advise(budget: Budget, reason: str) -> str:
+    run = budget.run
+    how = "" if run is None else f" and continue with --resume {run.path}"
+    return f"{reason}: raise it{how}"
 
-    During training the trainer asks before each step. An import or an evaluation asks nobody, so
-    the main thread is interrupted by a signal.
-    """
+
+class Account:
+    """A thread that writes spent.json every second, so that a killed session is counted too."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.crossed: str | None = None  # the limit, in words
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
-        self._can_interrupt = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Self:
-        if self._can_interrupt:
-            # Not SIGINT, which programs in the background ignore.
-            self._handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-
         if is_main():
             self.budget.write(ahead=WRITE_EVERY)
             self._thread.start()
@@ -373,33 +416,10 @@ class Keeper:
             self._thread.join()
             self.budget.write()
 
-        if self._can_interrupt:
-            signal.signal(signal.SIGALRM, self._handler)
-
     def _keep(self) -> None:
-        looks_per_write = round(WRITE_EVERY / LOOK_EVERY)
-        for look in count(1):
-            if self._over.wait(LOOK_EVERY):
-                return
-
-            if look % looks_per_write == 0:
-                with suppress(OSError):  # such as a full disk, which the run itself will report
-                    self.budget.write(ahead=WRITE_EVERY)
-
-            if self.crossed is None and not self.budget.is_training:
-                self.budget.look()
-                self.crossed = self.budget.refusal(steps=0, reserve=EXIT)
-
-            if self.crossed is not None and self._can_interrupt:
-                self._interrupt()
-                return
-
-    def _interrupt(self) -> None:
-        """Again until it ends: callbacks of the garbage collector swallow an interrupt."""
-        over = False
-        while not over:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-            over = self._over.wait(EXIT)
+        while not self._over.wait(WRITE_EVERY):
+            with suppress(OSError):  # such as a full disk, which the run itself will report
+                self.budget.write(ahead=WRITE_EVERY)
 
 
 # How long the parts of a run take, before they are measured

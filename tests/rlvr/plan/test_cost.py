@@ -4,10 +4,11 @@ import json
 import math
 import re
 import shlex
+import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -33,6 +34,7 @@ from mesotron.rlvr.plan.setup import Lengths
 from mesotron.rlvr.plan.shapes import GIB, find_shape
 from mesotron.rlvr.plan.sizes import step_math
 from mesotron.runs import RunFolder
+from mesotron.runs.checkpoints import Checkpoint
 from mesotron.runs.resume import Plan
 from mesotron.watch import budget as budget_of_run
 from mesotron.watch.budget import limits_of, open_budget
@@ -134,18 +136,67 @@ def test_what_crosses_a_limit_before_the_first_step_is_interrupted(tmp_path):
     config = TrainConfig(time_limit="1.4s")
     run = RunFolder.create(tmp_path / "run", config, {})
 
-    def load() -> None:  # an import, or the first evaluation
-        with suppress(KeyboardInterrupt):  # as callbacks of the garbage collector do
-            time.sleep(60)
-        time.sleep(60)
-
     with (
         pytest.raises(ValueError, match="time limit"),
         open_budget(Plan(config, run.path, run), time.monotonic()),
     ):
-        load()
+        time.sleep(60)  # an import, or the first evaluation
 
     assert run.load("spent")["seconds"] > 0
+
+
+def test_what_is_spent_is_written_while_a_run_works(tmp_path, monkeypatch):
+    """A killed session counts too."""
+    monkeypatch.setattr(budget_of_run, "WRITE_EVERY", 0.01)
+    run = RunFolder.create(tmp_path / "run", TrainConfig(), {})
+    plan = Plan(TrainConfig(), run.path, run)
+    written = Event()
+    save = RunFolder.save
+
+    def note(self: RunFolder, name: str, value: dict) -> None:
+        save(self, name, value)
+        if threading.current_thread() is not threading.main_thread():
+            written.set()
+
+    monkeypatch.setattr(RunFolder, "save", note)
+    with open_budget(plan, time.monotonic()):
+        first = run.load("spent")["seconds"]
+        assert written.wait(60)
+        assert run.load("spent")["seconds"] > first
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "ahead"),
+    [
+        (None, False, (1, 1)),  # a new run
+        (2, True, (0, 1)),
+        (4, True, (1, 0)),  # all steps are done: the last evaluation is left
+    ],
+)
+def test_what_a_session_has_to_do_at_least(tmp_path, step, before, ahead):
+    config = TrainConfig(steps=4)
+    run = RunFolder.create(tmp_path / "run", config, {})
+    if before:
+        run.save("before", {})
+
+    checkpoint = None if step is None else Checkpoint(step, tmp_path)
+    assert budget_of_run.work_ahead(Plan(config, run.path, run, checkpoint)) == ahead
+
+
+def test_a_run_that_has_only_its_last_evaluation_left_keeps_to_its_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget_of_run, "Budget", SlowBudget)
+    config = TrainConfig(steps=4, price=3.6, budget=1.0)  # 1000 seconds
+    run = RunFolder.create(tmp_path / "run", config, {})
+    run.save("before", {})
+    plan = Plan(config, run.path, run, Checkpoint(4, tmp_path))
+
+    run.save("spent", {"seconds": 900.0, "evaluation": 200.0, "step": 50.0})
+    with pytest.raises(ValueError, match="budget"):
+        open_budget(plan, 0.0).__enter__()
+
+    run.save("spent", {"seconds": 900.0, "evaluation": 20.0, "step": 500.0})
+    with open_budget(plan, 0.0):  # no step is left
+        pass
 
 
 def test_what_a_budget_buys():
