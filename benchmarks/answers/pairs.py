@@ -145,7 +145,7 @@ def mixed_numbers(rng: random.Random) -> Made:
     yield f"{written} and {spell(above)} {parts}", str(n), False
     yield f"{n} and {above}/{below}", digits(n + Fraction(above, below)), True
     yield f"{n} {above}/{below}", digits(n + Fraction(above, below)), True
-    yield f"{written} and a half million", str(n * 10**6 + 500_000), n < 20 or written == str(n)
+    yield f"{written} and a half million", str(n * 10**6 + 500_000), True
 
 
 def fractions_in_words(rng: random.Random) -> Made:
@@ -193,7 +193,7 @@ def operators_in_words(rng: random.Random) -> Made:
 
 
 def times_and_ratios(rng: random.Random) -> Made:
-    hour = rng.randint(1, 12)
+    hour = rng.randint(1, 11)
     minute = rng.randint(0, 59)
     time = f"{hour}:{minute:02d}"
     yield time, str(hour), False
@@ -202,7 +202,7 @@ def times_and_ratios(rng: random.Random) -> Made:
     yield f"{time} p.m.", f"{time} PM", True
     yield f"{time} p.m.", rf"{time}\text{{ a.m.}}", False
     yield f"{hour} p.m.", f"{hour}:00 PM", True
-    yield f"{hour % 12 + 12}:{minute:02d}", f"{time} pm", True
+    yield f"{hour + 12}:{minute:02d}", f"{time} pm", True
 
     a = rng.randint(2, 8)
     b = a + 1

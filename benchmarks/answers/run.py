@@ -210,9 +210,9 @@ def money(rng: random.Random) -> Made:
     n = rng.randint(1, 9999)
     cents = rng.choice(["", ".50", ".25"])
     plain = f"{n}{cents}"
-    equal = [f"${plain}", plain, f"{plain}$", f"{plain}€", rf"{plain}\text{{ dollars}}"]
+    equal = [f"${plain}", plain, f"{plain}$", rf"{plain}\text{{ dollars}}"]
 
-    return rf"\${plain}", equal, [f"${n + 1}{cents}", f"{plain}1", rf"\${n}0{cents}"]
+    return rf"\${plain}", equal, [f"${n + 1}{cents}", f"{plain}€", rf"\${n}0{cents}"]
 
 
 def algebra(rng: random.Random) -> Made:

@@ -109,7 +109,7 @@ def test_an_answer_at_the_cut_is_not_taken():
         ("answer is (3, 4).", "(3, 4)"),
         (r"The answer is \(12\text{ m}^2\).", r"12\text{ m}^2"),
         ("**Answer:** 2x + 3", "2x + 3"),
-        ("the answer is $5 and then $7 more", "$5 and"),
+        ("the answer is $5 and then $7 more", "$5"),
         ("The answer is 5 or 6.", "5 or 6"),
         ("The answer is $5$ or $6$.", "5, 6"),
         (r"so we get $y = 2\sqrt{3}$.", r"2\sqrt{3}"),

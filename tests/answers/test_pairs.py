@@ -1,6 +1,7 @@
 """Verdicts on pairs from a grammar of numbers and units, which a careful person would give."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,24 @@ def test_verdicts_are_those_of_a_careful_person(judge, strict):
         if is_right != expected:
             wrong.append((pair.kind, pair.answer, pair.gold, is_right))
 
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["boxed", "endings"])
+def test_odd_but_plausible_answers(judge, name):
+    """Written by hand: what stands in a box, and how completions end without one."""
+    wrong = []
+    lines = Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines]
+    texts = [rf"\boxed{{{text}}}" if name == "boxed" else text for text, *_ in rows]
+
+    facts = judge.judge(texts, [gold for _, gold, _ in rows], [False] * len(rows))
+    for row, fact in zip(rows, facts, strict=True):
+        is_right = fact.correct or fact.correct_unformatted
+        if is_right != (row[2] == "1"):
+            wrong.append(row)
+
+    assert len(rows) > 150
     assert wrong == []
 
 

@@ -16,7 +16,7 @@ MAX_PHRASES = 32  # the last ones of a text that are read
 MAX_WORDS = 80  # characters of an answer in words
 PAIRS = ("{}", "()", "[]")
 
-_PHRASE = re.compile(r"(?i)\banswer\s*(?:is|:|=)")
+_PHRASE = re.compile(r"(?i)\banswer\s*(?:is(?!\s+not\b|n't)|:|=)")
 # Mathematics between delimiters. A dollar sign before a digit opens an amount.
 _INSIDE = r"(?>\\text\s*\{[^{}]{0,200}\}|\\.|[^$\\])"
 _FORMULA = re.compile(
@@ -30,12 +30,15 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)}\]])-|(?<![\w)}\]])\+)?(?:\$|\\\$)?(?:"  # a sign, not a minus; currency
     r"(?:\d{1,9} ?)?\\[dtc]?frac ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d) ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d)"
     r"|(?<!\d)(?<!\d\.)(?:\d{1,3}(?:(?:,|\{,\}|,\\! ?)\d{3})+(?!\d)|\d{1,200})(?:\.\d{1,200})?"
-    r"(?:/\d{1,200}|(?::[0-5]\d){1,2})?"  # 1,080 or 1{,}080 or 10.80 or 3/4 or 3:05
+    r"(?:/\d{1,200}|(?::\d{1,9}){1,2})?"  # 1,080 or 1{,}080 or 10.80 or 3/4 or 3:05
     r"|(?<![\w.)])\.\d{1,200})(?:\\?%)?",
     re.ASCII,
 )
 # Words that carry a value on: 2 million, 5 and a half, 5 plus two, 5 squared, 5 May.
-_OPERATORS = "plus|minus|times|squared|cubed|over|divided|multiplied|point|to|through|versus|vs"
+_OPERATORS = (
+    "plus|minus|times|squared|cubed|over|divided|multiplied|point|to|through|versus|vs|remainder"
+    "|mil|mln|mn|bn"
+)
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _NUMBERS = "|".join(sorted(NUMBER_WORDS))
 _ON = rf"(?:{_NUMBERS}|{_OPERATORS}|{_MONTHS})\b"
@@ -45,7 +48,7 @@ _LEAD = re.compile(
     rf"[\s*_`:=]*(?:(?!{_BEGINS_NUMBER})(?:[A-Za-z][a-z']+|a(?= ?[a-z]{{2}}| \d))[,:]?[\s*_`:]+)*"
 )
 # The end of a value: of its sentence, or where prose begins.
-_PROSE_WORD = r"[A-Za-z][a-z']+(?![\w\\(])"
+_PROSE_WORD = r"(?:I(?=[ '])|[A-Za-z][a-z']+(?![\w\\(]))"
 _STOP = re.compile(
     rf"[.;]\s|\s\((?=[A-Za-z]{{2}})|[.,;:]\s+(?!(?:and|or|mod)\b){_PROSE_WORD}"
     rf"|\s+(?!(?:and|or|mod)\b|{_ON}){_PROSE_WORD}"
@@ -54,13 +57,17 @@ _BEGINS = re.compile(rf"[-+$]?[\d\\.(]|{_BEGINS_NUMBER}")
 _DATE = re.compile(rf"(?:{_MONTHS})\s+\d")
 _GOES_ON = re.compile(
     rf"[\s-]+(?:(?:and|or)\s+)?(?:an?\s+)?{_ON}|\s+\d|[.:/]\d"
+    rf"|['\"]\s?\d|\s*[-–~]\s*[$€£]?\d|\s+out\s+of\b|\s+(?:degrees\s+)?below\b"
+    rf"|(?:th|st|nd|rd)?\s+of\s+(?:{_MONTHS})\b"
     # Two amounts: 5 apples and three pears, 5 feet 3 inches.
     rf"|\s+(?:[a-z]+\s+){{1,2}}(?:and|or)\s+(?:\d|{_ON})"
     rf"|\s+(?:feet|foot|hours?|minutes?|pounds?|years?|days?|weeks?|dollars?)\s+(?:\d|{_ON})"
 )
+_BOUND = re.compile(r"\b(?:than|least|most)\s*$")  # at least 5
 _CLAUSE_END = re.compile(r"[.;,]\s|\n|[.;,]?$")
 _ASIDE = re.compile(r"\s\((?!mod\b)[a-z]{2,}\s")  # "12 (as 3*4)"
 _ALSO = re.compile(r"\s*,?\s*(?:or|and)\s+")  # one more formula
+_AND = re.compile(r"\s*,?\s+and$")  # and prose behind it
 _TRAILING = " \t*_`.,;:"
 
 
@@ -95,6 +102,9 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
 def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None:
     """What follows "answer is" at `start`, up to the next such phrase at `end`."""
     first = _skip_lead(text, start, end)
+    if _BOUND.search(text[start:first]):
+        return _clause(text, start, first)
+
     formula = _formula_at(text, first, end)
     if formula:
         return formula
@@ -157,6 +167,7 @@ def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
     for stop in (len(rest), *_first_stop(rest)):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
+        answer = _AND.sub("", answer)
         if not answer:
             continue
 
@@ -205,8 +216,13 @@ def _whole_number(text: str, number: re.Match[str]) -> str:
     if answer:
         return answer
 
-    end = _CLAUSE_END.search(text, number.end())
-    return text[number.start() : end.start() if end else len(text)]
+    return _clause(text, number.start(), number.end())
+
+
+def _clause(text: str, start: int, middle: int) -> str:
+    """The text from a place to the end of the clause around another one."""
+    end = _CLAUSE_END.search(text, middle)
+    return text[start : end.start() if end else len(text)].strip()
 
 
 def _formula_at(text: str, start: int, end: int) -> str | None:

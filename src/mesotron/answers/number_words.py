@@ -150,7 +150,6 @@ def _times_scale_of(reader: _Reader, fraction: Fraction) -> Fraction:
 
 def _read_mixed(reader: _Reader) -> Fraction | None:
     """A whole number, and a fraction after it: five and a half, 2 and 1/2 million."""
-    start = reader.at
     whole = _read_whole(reader)
     if whole is None:
         return None
@@ -168,8 +167,7 @@ def _read_mixed(reader: _Reader) -> Fraction | None:
         return whole
 
     value = whole + fraction
-    is_coefficient = before == start + 1
-    scale = reader.take_value(_SCALES) if is_coefficient else None
+    scale = reader.take_value(_SCALES) if whole < 1000 else None
     return value * (scale or 1)
 
 

@@ -54,6 +54,7 @@ _SCALES = {"C": "celsius", "F": "fahrenheit"}
 _BEFORE = re.compile(
     r"(?:(?P<name>[A-Za-z]) ?=|(?:[\d .,+*/()$%-]|\\times|\\cdot|\\div)*=)+ ?", re.ASCII
 )
+_BEHIND = re.compile(r"([^= ](?:[^=]*[^= ])?) ?= ?([A-Za-z])", re.ASCII)  # 5 = x
 _CURRENCIES = {
     "$": "dollar",
     "€": "euro",
@@ -149,6 +150,7 @@ def read_abbreviated(answer: str) -> Number | None:
 def _right_side(answer: str) -> tuple[str, str]:
     """The simplified text behind the last = of an answer, and the variable before it."""
     text = simplify_latex(spell_text_letters(clean(answer)))
+    text = _BEHIND.sub(r"\2 = \1", text) if _BEHIND.fullmatch(text) else text
     before = _BEFORE.match(text)
     variable = (before["name"] or "").casefold() if before else ""
     text = text[before.end() :] if before else text

@@ -32,7 +32,13 @@ _PROSE = re.compile(
     r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
     re.ASCII,
 )
-_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
+# Mathematics without LaTeX: 2 pi, sqrt(2), √2.
+_PLAIN_SYMBOLS = (
+    (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),
+    (re.compile(r"(?<![\\A-Za-z])(?i:infinity)(?![A-Za-z])"), r"\\infty "),
+    (re.compile(r"(?:√|(?<![\\A-Za-z])sqrt) ?\(([^()]{1,80})\)"), r"\\sqrt{\1}"),
+    (re.compile(r"√ ?(\d{1,40}(?:\.\d{1,40})?|[a-z])", re.ASCII), r"\\sqrt{\1}"),
+)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
 _MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
 # A whole number and powers of letters, as sympy writes them; E and I are numbers.
@@ -44,7 +50,14 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 @lru_cache(maxsize=16_384)
 def tidy(answer: str) -> str:
-    return simplify_latex(clean(answer))
+    return _with_latex_symbols(simplify_latex(clean(answer)))
+
+
+def _with_latex_symbols(text: str) -> str:
+    for pattern, latex in _PLAIN_SYMBOLS:
+        text = pattern.sub(latex, text)
+
+    return text.strip()
 
 
 def expression_of(answer: str) -> str:
@@ -57,7 +70,7 @@ def expression_of(answer: str) -> str:
 def expression_and_unit(answer: str) -> tuple[str, str]:
     r"""The LaTeX of 25\pi square inches, and its unit in one spelling."""
     text = simplify_latex(spell_text_letters(clean(answer)))
-    text = _PI.sub(r"\\pi ", text.replace("$", "").replace("**", "^"))
+    text = _with_latex_symbols(text.replace("$", "").replace("**", "^"))
     bare, unit = split_unit(text)
     return (bare, unit) if "\\" in bare else (text, "")
 
