@@ -14,11 +14,12 @@ from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, data, read_run, read_runs, render_runs
 from mesotron.report.page import asset, embed, fingerprint, plotly, visible
-from mesotron.report.read import Run
+from mesotron.report.read import Run, read_metrics
 from mesotron.report.summary import summarize_run
 from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder
 from mesotron.watch.detectors import ACTION_KEY, Action
+from mesotron.watch.log import MAX_ROWS
 from support.report_worlds import (
     ATTACK,
     make_event,
@@ -694,3 +695,15 @@ def test_changes_are_seen_in_cells_but_not_in_temporary_files(tmp_path):
 
     assert {name for name, *_ in set(after) - set(before)} == {str(metrics)}
     assert not any("writing" in name or "vanished" in name for name, *_ in after)
+
+
+def test_a_long_run_is_drawn_by_the_rows_that_the_watch_reads(tmp_path):
+    count = MAX_ROWS + 1000
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(count):
+            file.write(json.dumps({"step": step, "reward": step % 7 / 7}) + "\n")
+
+    rows = read_metrics(RunFolder(tmp_path))
+    assert len(rows) < MAX_ROWS
+    assert [row["step"] for row in rows[-500:]] == [*range(count - 500, count)]

@@ -11,7 +11,7 @@ import pytest
 
 from mesotron import cli
 from mesotron.config import WatchConfig
-from mesotron.watch.command import SCHEMA, run
+from mesotron.watch.command import SCHEMA, WatchResult, run, watch_each
 from mesotron.watch.metrics import NAMES_FILE
 from support.watch_streams import FAILURES, TURN, Row, healthy
 
@@ -146,6 +146,7 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     assert run(WatchConfig(path=tmp_path, check=True)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
+        ["verdict", "run"],
         ["dead", "c"],
         ["healthy", "a"],
         ["healthy", "b"],
@@ -158,6 +159,44 @@ def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
     assert list(record["unread"]) == [str(tmp_path / "d.jsonl")]
     assert cli.main(["watch", str(tmp_path), "--alerts", "command:true"]) == 2
     assert "--alerts" in capsys.readouterr().err
+
+
+def test_the_table_of_runs_has_what_happened_and_when(tmp_path, capsys):
+    write(tmp_path / "a.jsonl", healthy(0, steps=30))
+    write(tmp_path / "b.jsonl", FAILURES["reward_collapse"](0))
+    run(WatchConfig(path=tmp_path))
+
+    header, dead, alive = capsys.readouterr().out.splitlines()
+    starts = [header.index(name) for name in ("steps", "reward", "cause", "onset")]
+    steps, reward, cause, onset = (
+        dead[start:end].strip() for start, end in zip(starts, [*starts[1:], None])
+    )
+    assert steps == "0-129"
+    before, now = map(float, reward.split(" -> "))
+    assert before > now
+    assert cause == "reward collapse"
+    assert 0 < int(onset) < 129
+    assert alive[starts[0] :].split() == ["0-29", *alive[starts[1] :].split()]
+
+
+def test_many_runs_share_the_cores_and_give_the_same(tmp_path, monkeypatch):
+    for k in range(3):
+        write(tmp_path / f"{k}.jsonl", healthy(k, steps=30))
+    (tmp_path / "broken.jsonl").write_text("{}\n")
+
+    runs = sorted(tmp_path.iterdir())
+    config = WatchConfig(path=tmp_path)
+    alone = watch_each(config, runs)
+    monkeypatch.setattr("mesotron.watch.command.MANY_RUNS", 2)
+    shared = watch_each(config, runs)
+
+    for one, other in zip(alone, shared):
+        if isinstance(one, WatchResult):
+            assert one.record() == other.record()
+        else:
+            assert one == other
+
+    assert isinstance(shared[-1], str)
 
 
 def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):

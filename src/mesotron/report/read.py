@@ -13,8 +13,9 @@ from mesotron.watch import DETECTORS
 from mesotron.watch.detectors import Action, Event, Evidence
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.engine import Monitor, is_number, merge_history
-from mesotron.watch.log import NO_STEPS, read_log
+from mesotron.watch.log import MAX_ROWS, NO_STEPS, read_log
 from mesotron.watch.metrics import Names, canonical, standard_row
+from mesotron.watch.reader import BLOCK
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
@@ -128,7 +129,7 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
     return Run(
         name,
         path,
-        folder.rows("metrics"),
+        read_metrics(folder),
         folder.config,
         folder.environment,
         logged_events=events,
@@ -140,6 +141,24 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
         routing=(folder.load("routing") or {}).get("rows", []),
         by_run=[row for row in runs if is_number(row.get("run"))],
     )
+
+
+def read_metrics(folder: RunFolder) -> list[Row]:
+    """The rows of metrics.jsonl; of a long run those that the watch reads."""
+    file = folder.path / "metrics.jsonl"
+    if file.is_file() and count_lines(file) > MAX_ROWS:
+        return [dict(row) for row in read_log(file).rows]
+
+    return folder.rows("metrics")
+
+
+def count_lines(file: Path) -> int:
+    count = 0
+    with file.open("rb") as data:
+        while block := data.read(BLOCK):
+            count += block.count(b"\n")
+
+    return count
 
 
 def read_foreign(path: Path, name: str, rename: Sequence[str]) -> Run:

@@ -13,7 +13,9 @@ import json
 import math
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,9 @@ VERDICTS = {
     "healthy": ("healthy", 0),
 }
 MOST_UNKNOWN = 50  # names in the JSON
+COLUMNS = ("verdict", "run", "steps", "reward", "cause", "onset")
+MANY_RUNS = 50  # from which on it pays to start processes
+RUNS_AT_ONCE = 8
 
 
 def run(config: WatchConfig) -> int:
@@ -373,12 +378,11 @@ def watch_many(
     """Diagnose each run of a folder and print one line for each, the worst first."""
     results: list[WatchResult] = []
     unread: dict[str, str] = {}
-    for path in runs:
-        try:
-            result = watch_one(config, path, SafeConsole(quiet=True), Alerts(()))
+    for path, result in zip(runs, watch_each(config, runs)):
+        if isinstance(result, WatchResult):
             results.append(result)
-        except (ValueError, OSError) as error:
-            unread[str(path)] = str(error)
+        else:
+            unread[str(path)] = result
 
     if not results:
         first = next(iter(unread.values()))
@@ -397,6 +401,23 @@ def watch_many(
         "runs": records,
         "unread": unread,
     }
+
+
+def watch_each(config: WatchConfig, runs: Sequence[Path]) -> list[WatchResult | str]:
+    """The result of each run, or why it cannot be read; many runs share the cores."""
+    watch = partial(watch_quietly, config)
+    if len(runs) < MANY_RUNS:
+        return [watch(path) for path in runs]
+
+    with ProcessPoolExecutor() as pool:
+        return [*pool.map(watch, runs, chunksize=RUNS_AT_ONCE)]
+
+
+def watch_quietly(config: WatchConfig, path: Path) -> WatchResult | str:
+    try:
+        return watch_one(config, path, SafeConsole(quiet=True), Alerts(()))
+    except (ValueError, OSError) as error:
+        return str(error)
 
 
 def _badness(result: WatchResult) -> tuple[int, str]:
@@ -428,13 +449,35 @@ def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
 
 
 def show_many(results: Sequence[WatchResult], folder: Path, console: Console) -> None:
-    names = [_short(result.log.path, folder) for result in results]
-    width = max(map(len, names))
-    for result, name in zip(results, names):
-        condition = result.diagnosis.condition
-        verdict, _ = VERDICTS[condition]
-        line = f"{verdict:8} {name:{width}}  {result.diagnosis.text()}"
-        console.print(Text(line, STYLES[condition]))
+    """A table with a line for each run."""
+    rows = [COLUMNS]
+    rows += [table_row(result, _short(result.log.path, folder)) for result in results]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+
+    styles = ["bold", *(STYLES[result.diagnosis.condition] for result in results)]
+    for row, style in zip(rows, styles):
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths)]
+        console.print(Text("  ".join(cells).rstrip(), style))
+
+
+def table_row(result: WatchResult, name: str) -> tuple[str, ...]:
+    diagnosis = result.diagnosis
+    verdict, _ = VERDICTS[diagnosis.condition]
+    rows = result.log.rows
+
+    reward = ""
+    for evidence in diagnosis.numbers:
+        if evidence.metric == "reward" and evidence.before is not None:
+            reward = f"{evidence.before:.3g} -> {evidence.now:.3g}"
+
+    return (
+        verdict,
+        name,
+        f"{rows[0]['step']:.0f}-{rows[-1]['step']:.0f}",
+        reward,
+        (diagnosis.cause or "").replace("_", " "),
+        "" if diagnosis.onset is None else str(diagnosis.onset),
+    )
 
 
 def to_json(record: dict[str, Any]) -> str:
