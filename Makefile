@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
 PYTEST := $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test lint pytest oldest slow golden faults mutants screenshots docs format install clean
+.PHONY: help demo test lint pytest oldest next slow golden faults mutants screenshots docs format install clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,16 @@ oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 	@test -d $(OLDEST)/trl-$(OLDEST_TRL).dist-info || $(BIN)/python -m pip install -q \
 	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL) triton
 	PYTHONPATH=$(OLDEST) $(PYTEST) tests/rlvr tests/tasks tests/answers tests/models tests/sampling tests/rewards tests/evaluate tests/serve
+
+# What is about to come, installed aside as well. Its failures are read, not mended at once: the
+# target ends well.
+NEXT := $(VENV)/next
+next: $(STAMP)  ## report on the newest TRL, Transformers and Triton, pre-releases too
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --pre \
+	--target $(NEXT) trl transformers triton
+	@$(BIN)/python -m pip list --disable-pip-version-check --path $(NEXT)
+	-PYTHONPATH=$(NEXT) $(PYTEST) tests/rlvr/test_overrides.py tests/rlvr/test_options.py \
+	tests/rlvr/test_trl_trainer.py tests/rlvr/test_grpo.py tests/optim/triton
 
 slow: $(STAMP)  ## every test, the slow ones too
 	$(PYTEST) -m "slow or not slow"
