@@ -38,6 +38,7 @@ from mesotron.config.base import (
 from mesotron.config.flags import read_table, short_help
 from mesotron.config.train import LanguageRunConfig
 from mesotron.config.words import Words, sort_words
+from mesotron.models.messages import is_panic
 from mesotron.recipes import adapt, describe_recipes, make_plan, make_recipe
 from mesotron.runs.deadline import Deadline
 from mesotron.runs.extras import has_gpu_driver, require
@@ -141,7 +142,7 @@ def main(args: list[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
+    except BaseException as error:
         if isinstance(error, SharedFailure) and num_processes() > 1:
             # The launcher ends the others when the first one ends; all are to end with 2.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -163,7 +164,7 @@ def leave_threads(code: int) -> None:
         os._exit(code)
 
 
-def message_for_user(error: Exception) -> str | None:
+def message_for_user(error: BaseException) -> str | None:
     """What the user can do about an error; None for a bug, which keeps its traceback."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"this needs {error.name}: pip install 'mesotron[{EXTRAS[error.name]}]'"
@@ -176,6 +177,9 @@ def message_for_user(error: Exception) -> str | None:
 
     if isinstance(error, ValueError) and is_our_own(error):
         return str(error)
+
+    if is_panic(error):  # while a text is split into tokens
+        return f"the tokenizer failed ({error}): correct the model's tokenizer.json"
 
     return None
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.tiny_model import build_tokenizer
+from mesotron import cli
 from mesotron.config import ModelConfig, OptimConfig, PlanConfig, RolloutConfig, TrainConfig
 from mesotron.models import gguf, names
 from mesotron.models.adapters import lora_config
@@ -343,3 +345,70 @@ def test_the_plan_knows_the_rounded_weights():
     linear = SHAPES["qwen3-1.7b"].linear / 2**30
     assert weights("full") - weights("4bit") == pytest.approx(linear * 1.48)
     assert weights("full") - weights("8bit") == pytest.approx(linear * 0.99)
+
+
+def gguf_string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+HUGE = 2**60
+ARCHITECTURE = gguf_string(b"general.architecture") + struct.pack("<I", 8) + gguf_string(b"llama")
+# After the magic and the version: two counts, then keys with their values, then tensors.
+GGUF_BODIES = {
+    "magic only": b"",
+    "number of keys": struct.pack("<QQ", 0, HUGE),
+    "number of tensors": struct.pack("<QQ", HUGE, 1) + ARCHITECTURE,
+    "length of a key": struct.pack("<QQQ", 0, 1, HUGE) + b"abc",
+    "length beyond 63 bits": struct.pack("<QQQ", 0, 1, 2**64 - 1) + b"abc",
+    "length of an array": struct.pack("<QQ", 0, 2)
+    + ARCHITECTURE
+    + gguf_string(b"tokenizer.ggml.tokens")
+    + struct.pack("<IIQ", 9, 8, HUGE),
+    "number of dimensions": struct.pack("<QQ", 1, 1)
+    + ARCHITECTURE
+    + gguf_string(b"weight")
+    + struct.pack("<I", 2**32 - 1),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_BODIES)
+def test_a_gguf_file_with_an_impossible_header_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<I", 3) + GGUF_BODIES[name])
+
+    assert "model.gguf" in refusal(file)
+    assert list((tmp_path / "cache").rglob("config.json")) == []
+
+
+def test_a_tokenizer_whose_pattern_takes_too_long_is_one_sentence(copied, capfd):
+    """The library in Rust raises something that is no Exception."""
+    tokenizer = json.loads((copied / "tokenizer.json").read_text())
+    pattern = {"Regex": "(a+)+$"}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    (copied / "tokenizer.json").write_text(json.dumps(tokenizer | {"pre_tokenizer": split}))
+
+    prompt = "a" * 40 + "b"
+    words = ["chat", str(copied), "--prompt", prompt, "--max-tokens", "1", "--device", "cpu"]
+    assert cli.main(words) == 2
+
+    error = capfd.readouterr().err
+    assert "tokenizer.json" in error
+    assert "Traceback" not in error
+
+
+def test_links_of_the_hubs_cache_load_and_others_are_refused(copied, tmp_path):
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / "1f"
+    shutil.copytree(copied, snapshot)
+    for number, path in enumerate(sorted(snapshot.glob("*.*"))):
+        path.rename(cache / "blobs" / str(number))
+        path.symlink_to(f"../../blobs/{number}")
+
+    load_model(ModelConfig(name=str(snapshot)))
+
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "chat_template.jinja").unlink()
+    (snapshot / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    assert "chat_template.jinja" in refusal(snapshot)

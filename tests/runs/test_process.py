@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from unittest.mock import Mock
 
@@ -17,6 +18,7 @@ from mesotron.optim.device import choose_device
 from mesotron.runs.process import (
     StopRequest,
     asks_for_sharding,
+    cpu_allowance,
     explain_interrupt,
     go_offline_without_network,
     is_main,
@@ -176,3 +178,40 @@ def test_the_age_of_a_process_counts_its_imports():
     )
 
     assert 0.3 < float(done.stdout) < 60
+
+
+def compute_for_ever() -> None:
+    while True:
+        pass
+
+
+def test_a_block_that_uses_up_its_cpu_time_is_stopped():
+    before = signal.getsignal(signal.SIGVTALRM)
+
+    with pytest.raises(TimeoutError), cpu_allowance(0.01):
+        compute_for_ever()
+
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == before
+
+
+def test_a_block_that_stays_below_it_is_left_alone():
+    with cpu_allowance(1000.0):
+        total = sum(range(1000))
+
+    assert total == 499_500
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_other_threads_have_no_allowance():
+    finished = []
+
+    def work() -> None:
+        with cpu_allowance(0.0):
+            finished.append(sum(range(10**6)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert len(finished) == 1

@@ -125,6 +125,60 @@ def test_adapters_alone_load_with_peft(lora_run, tmp_path):
         wrapped.unload()
 
 
+def test_only_named_files_of_a_checkpoint_are_exported(tmp_path):
+    folder = tmp_path / "runs" / "gift"
+    make_run(folder, rank=2)
+    checkpoint = folder / "checkpoints" / "checkpoint-3"
+    (checkpoint / ".token").write_text("secret")  # a manifest leaves hidden files out
+
+    assert main(["export", str(folder)]) == 0
+    exported = {path.name for path in (folder / "export").iterdir()}
+    assert exported == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "chat_template.jinja",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize("name", [".token", "adapter_x", "my_token", "vocab.txt"])
+def test_a_link_in_a_checkpoint_is_never_exported(tmp_path, capsys, name):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    folder = tmp_path / "runs" / "gift"
+    make_run(folder, rank=2)
+    checkpoint = folder / "checkpoints" / "checkpoint-3"
+    (checkpoint / name).symlink_to(secret)
+
+    for place in (folder, checkpoint):
+        assert main(["export", str(place), "--out", str(tmp_path / "out")]) == 2
+        assert name in capsys.readouterr().err
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_is_named_must_be_whole(tmp_path, capsys):
+    folder = tmp_path / "runs" / "gift"
+    make_run(folder, rank=2)
+    checkpoint = folder / "checkpoints" / "checkpoint-3"
+    (checkpoint / "adapter_x").write_text("secret")
+
+    assert main(["export", str(checkpoint)]) == 2
+    assert "adapter_x" in capsys.readouterr().err
+    assert not (folder / "export").exists()
+
+
+def test_a_folder_that_holds_anything_is_not_exported_to(lora_run, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "env.json").write_text("{}")  # which a killed start leaves in a new run's folder
+
+    assert main(["export", str(lora_run[0]), "--out", str(out)]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
 def test_the_card_carries_the_evidence_and_no_local_path(tmp_path):
     for part in load_model(ModelConfig(name="tiny")):
         part.save_pretrained(tmp_path / "base")

@@ -32,7 +32,7 @@ from mesotron.evaluate.transcripts import Transcript
 from mesotron.rewards.call import Reward, is_own
 from mesotron.tasks.gym import regrade
 from mesotron.tasks.problem import Problem, own_row
-from mesotron.tasks.prompts import Message, build_prompt, plain_text, render
+from mesotron.tasks.prompts import Message, build_prompt, plain_text, render_all
 
 if TYPE_CHECKING:
     from mesotron.sampling.decode import Completion
@@ -192,7 +192,7 @@ def complete_greedily(
         rows = [own_row(problem) for problem in problems]
         return how.toolbox.play(model, tokenizer, chats, rows, **limits)
 
-    prompts = [render(chat, tokenizer) for chat in chats]
+    prompts = render_all(chats, tokenizer)
     return generate(model, tokenizer, prompts, **limits)
 
 
@@ -200,7 +200,7 @@ def draw_samples(model: Any, tokenizer: Any, chats: Chats, how: EvalSettings) ->
     """`how.samples` completions per chat; those of a chat are adjacent."""
     from mesotron.sampling.decode import generate
 
-    prompts = repeat([render(chat, tokenizer) for chat in chats], how.samples)
+    prompts = repeat(render_all(chats, tokenizer), how.samples)
 
     return generate(
         model,

@@ -12,6 +12,7 @@ from mesotron.config import ModelConfig
 from mesotron.config.base import from_plain
 from mesotron.models.names import check_name
 from mesotron.runs import RunFolder, newest_whole
+from mesotron.runs.checkpoints import damage
 from mesotron.runs.resume import run_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def find_subject(name: str) -> Subject:
         return Subject(name, ModelConfig(name=name))
 
     is_checkpoint = path.name.startswith("checkpoint-")
-    checkpoint = path if is_checkpoint else _newest_checkpoint(run, name)
+    checkpoint = _whole(path) if is_checkpoint else _newest_checkpoint(run, name)
 
     config = run.config
     source = str(run.path / "config.json")
@@ -94,6 +95,14 @@ def find_subject(name: str) -> Subject:
 
     trained = replace(start, name=str(checkpoint))
     return Subject(name, trained, None, start, template)
+
+
+def _whole(checkpoint: Path) -> Path:
+    problem = damage(checkpoint)
+    if problem is not None:
+        raise ValueError(f"{checkpoint} is damaged: {problem}; name another one, or its run")
+
+    return checkpoint
 
 
 def _newest_checkpoint(run: RunFolder, name: str) -> Path:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mesotron.models.messages import first_sentence, no_progress_bars
+from mesotron.models.messages import first_sentence, is_panic, no_progress_bars
 from mesotron.runs.extras import require
 
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
@@ -71,8 +71,11 @@ def _write_folder(file: Path, folder: Path) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, trust_remote_code=False, **place
         )
-    # An untrusted file, or an architecture that Transformers does not convert.
-    except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
+    # An untrusted file can break its readers anywhere; some architectures are not converted.
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+
         why = first_sentence(error)
         raise ValueError(f"{file}: cannot read this GGUF file: {why}") from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesotron.config import ModelConfig
-from mesotron.models.messages import first_sentence, no_progress_bars
+from mesotron.models.messages import first_sentence, is_panic, no_progress_bars
 from mesotron.models.names import UNREADABLE, locate
 from mesotron.models.precision import choose_dtype
 from mesotron.runs.extras import require
@@ -83,7 +83,9 @@ def _read(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
             model = AutoModelForCausalLM.from_pretrained(
                 place, use_safetensors=True, **safe, **options
             )
-    except Exception as error:  # an untrusted folder can break the libraries anywhere
+    except BaseException as error:  # an untrusted folder can break the libraries anywhere
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         if isinstance(error, OSError) and not is_folder:
             raise ValueError(f"{name} {UNREADABLE}") from error
 

@@ -4,7 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def first_sentence(error: Exception) -> str:
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up, such as at a pattern of a tokenizer that takes too
+    long; to Python that is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def first_sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text.split(". ")[0] or type(error).__name__
 

@@ -93,6 +93,7 @@ def _check_folder(folder: Path) -> None:
         merge = f"merge it into its model first (of a run: mesotron export {folder} --merge-lora)"
         raise ValueError(f"{folder} is a LoRA adapter, not a model: {merge}")
 
+    _refuse_links_outside(folder)
     is_model = (folder / "config.json").is_file()
     if is_model and any(folder.glob("*.safetensors")):
         return
@@ -111,6 +112,19 @@ def _check_folder(folder: Path) -> None:
 
     missing = "*.safetensors" if is_model else "config.json"
     raise ValueError(f"{folder} has no {missing}: pass a Transformers model folder")
+
+
+def _refuse_links_outside(folder: Path) -> None:
+    """Refuse links to files elsewhere, since tokenizer and template are saved again with what is
+    trained; those of the hub's cache lead to its blobs."""
+    inside = folder.resolve()
+    for path in [*folder.glob("*"), *folder.glob("*/*.jinja")]:
+        if not path.is_symlink() or path.suffix == ".safetensors":
+            continue
+
+        target = path.resolve()
+        if target.parent.name != "blobs" and not target.is_relative_to(inside):
+            raise ValueError(f"{path} is a link to {target}: put a copy of the file in its place")
 
 
 def _pickles_in(folder: Path) -> list[str]:

@@ -76,6 +76,7 @@ from mesotron.rlvr.trl_arguments import (
 )
 from mesotron.runs.files import read_json
 from mesotron.sampling.graphs import GraphSampler, Sampling
+from mesotron.tasks.prompts import rendering
 from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
 TRL_PLAYS = "tools, environments, images and a rollout_func"
@@ -217,7 +218,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.bonus = EntropyBonus.of(args)
         self.judge = judge
         self.end_ids = [*self.eos_token_ids, self._tokenizer.pad_token_id]
-        self.prompt_tokens = PromptTokens(super()._tokenize_prompts)
+        self.prompt_tokens = PromptTokens(self._render)
         self.vote_rules = self._make_vote_rules()
         self.entropy_filter = self._make_entropy_filter()
         self._prepare_sampling()
@@ -562,9 +563,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         if self.fast.sampler is None:
-            return super()._tokenize_prompts(prompts)
+            return self._render(prompts)
 
         return self.prompt_tokens(prompts), None, {}  # a fast sampler takes text only
+
+    def _render(self, prompts: list) -> Any:
+        with rendering(self.processing_class, len(prompts)):
+            return super()._tokenize_prompts(prompts)
 
     def _generate_single_turn(
         self,

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -76,14 +76,15 @@ def new_run_path(name: str, root: Path = Path("runs")) -> Path:
 STARTED = {"checkpoints", "env.json", ".env.json.writing", ".config.json.writing"}
 
 
-def check_free(path: Path, flag: str = "--out") -> None:
-    """Refuse a place that holds something, or where no folder can be made."""
+def check_free(path: Path, flag: str = "--out", started: Collection[str] = STARTED) -> None:
+    """Refuse a place that holds something, or where no folder can be made; `started` is what a
+    killed start may have left there."""
     names: set[str] = set()
     if path.is_dir():
         names = {file.name for file in path.iterdir()}
 
     has_checkpoints = any((path / "checkpoints").glob("*"))
-    if names - STARTED or has_checkpoints or path.is_file():
+    if names.difference(started) or has_checkpoints or path.is_file():
         unfinished = {"config.json", "env.json"} <= names and "result.json" not in names
         resume = f", or continue it with --resume {path}" if unfinished else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")

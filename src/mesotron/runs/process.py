@@ -130,6 +130,34 @@ class StopRequest:
 
 
 @contextmanager
+def cpu_allowance(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block once it has used so much CPU time; in another thread than the
+    main one, which no signal reaches, there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    began = time.thread_time()
+    over = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        left = seconds - (time.thread_time() - began)  # the timer counts the other threads too
+        if left > 0:
+            signal.setitimer(signal.ITIMER_VIRTUAL, left)
+        elif not over:
+            raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        yield
+    finally:
+        over = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
 def explain_interrupt(how_to_continue: str) -> Iterator[None]:
     """Add how to continue to a Ctrl-C or SIGTERM that stops at once, such as in an evaluation."""
     catches = threading.current_thread() is threading.main_thread()

@@ -16,7 +16,7 @@ from mesotron.config import TrainConfig
 from mesotron.runs.own_code import calling, text_of
 from mesotron.runs.trust import import_named
 from mesotron.sampling.decode import Completion, generate
-from mesotron.tasks.prompts import Message
+from mesotron.tasks.prompts import Message, rendering
 
 Tool = Callable[..., Any]
 NOT_TOOLS = ("reset", "get_reward")  # methods of an environment that the model cannot call
@@ -59,19 +59,23 @@ class ChatText:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "ChatText":
-        if templates.is_chat_template_prefix_preserving(tokenizer):
+        with rendering(tokenizer):
+            keeps_turns = templates.is_chat_template_prefix_preserving(tokenizer)
+
+        if keeps_turns:
             return cls(tokenizer, None)
 
         return cls(tokenizer, templates.get_training_chat_template(tokenizer))
 
     def render(self, messages: Sequence[Any], tools: Sequence[Tool]) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            chat_template=self.template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        with rendering(self.tokenizer):
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

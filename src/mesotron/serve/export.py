@@ -20,12 +20,26 @@ from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable, write_whole
 from mesotron.runs.folder import check_free
+from mesotron.runs.links import open_own
 from mesotron.runs.markdown import fill_template, make_table
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
 
 CONVERTER = "convert_hf_to_gguf.py"
-ADAPTER_FILES = ("adapter_*", "*token*", "chat_template.jinja")
+# All that is copied of a checkpoint with an adapter; what else lies there may be anything.
+ADAPTER_FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
 DTYPES = {
     "fp32": "float32",
     "bf16": "bfloat16",
@@ -41,7 +55,7 @@ def run(config: ExportConfig) -> int:
 
     # Refuse what cannot work before anything is written.
     out = config.out or run.path / "export"
-    check_free(out)
+    check_free(out, started=())  # all of it may be pushed
     whole = config.merge_lora or not subject.adapter
     if config.gguf and not whole:
         raise ValueError("--gguf needs whole weights, and this run trained adapters: --merge-lora")
@@ -94,9 +108,12 @@ def own_dtype(subject: Subject) -> str:
 
 def copy_adapter(adapter: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for pattern in ADAPTER_FILES:
-        for file in adapter.glob(pattern):
-            shutil.copy(file, out)
+    for name in ADAPTER_FILES:
+        if not (adapter / name).exists():
+            continue
+
+        with open_own(adapter / name, "rb") as source, open_own(out / name, "xb") as copy:
+            shutil.copyfileobj(source, copy)
 
 
 def write_gguf(converter: Path, out: Path) -> None:

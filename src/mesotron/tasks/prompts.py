@@ -1,11 +1,13 @@
 """A problem as chat messages and as text: the same for training, evaluation and warm starts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from heapq import nlargest
 from typing import Any
 
 from mesotron.answers.formats import FORMATS, AnswerFormat
 from mesotron.config import TaskConfig
+from mesotron.runs.process import cpu_allowance
 from mesotron.tasks.problem import Problem, Task
 
 Message = dict[str, str]
@@ -13,6 +15,9 @@ Message = dict[str, str]
 SYSTEM = "Solve the problem step by step."
 LABELS = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # by role
 NUM_CHECKED = 32  # of the longest prompts
+# CPU time that rendering prompts may take; a usual template needs less than a millisecond each.
+RENDERING_SECONDS = 10.0
+SECONDS_PER_PROMPT = 0.2  # with its tokens, and images if it has some
 
 
 def build_prompt(
@@ -72,18 +77,37 @@ def plain_text(messages: Sequence[Message]) -> str:
     return f"{text}\nAnswer:"
 
 
+@contextmanager
+def rendering(tokenizer: Any, prompts: int = 1) -> Iterator[None]:
+    """Limit a chat template, which is the model author's code in a sandbox, and name its model."""
+    name = getattr(tokenizer, "name_or_path", "the model")
+    allowance = RENDERING_SECONDS + prompts * SECONDS_PER_PROMPT
+    try:
+        with cpu_allowance(allowance):
+            yield
+    except TimeoutError as error:
+        raise ValueError(
+            f"the chat template of {name} takes more than {allowance:.3g} s of CPU time for "
+            f"{prompts} prompts: correct its loops"
+        ) from error
+    except Exception as error:
+        raise ValueError(f"the chat template of {name} fails: {error}; correct it") from error
+
+
 def render(messages: Sequence[Message], tokenizer: Any) -> str:
     """Messages as the text that a model continues."""
+    return render_all([messages], tokenizer)[0]
+
+
+def render_all(chats: Sequence[Sequence[Message]], tokenizer: Any) -> list[str]:
     if tokenizer.chat_template is None:
-        return plain_text(messages)
+        return [plain_text(chat) for chat in chats]
 
     options = {"tokenize": False, "add_generation_prompt": True}
     options |= getattr(tokenizer, "template_kwargs", {})
-    try:
-        return tokenizer.apply_chat_template(list(messages), **options)
-    except Exception as error:  # a template is the model author's code, in a sandbox
-        name = tokenizer.name_or_path
-        raise ValueError(f"the chat template of {name} fails: {error}; correct it") from error
+
+    with rendering(tokenizer, len(chats)):
+        return [tokenizer.apply_chat_template(list(chat), **options) for chat in chats]
 
 
 def render_prompts(
@@ -91,7 +115,7 @@ def render_prompts(
 ) -> list[str]:
     form = FORMATS[task.answer_format]
     prompts = [build_prompt(problem, task, form, examples) for problem in problems]
-    return [render(prompt, tokenizer) for prompt in prompts]
+    return render_all(prompts, tokenizer)
 
 
 def demonstrate(pairs: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[list[int]]]:
