@@ -57,6 +57,13 @@ def main() -> int:
     )
 
     parser.add_argument(
+        "--each",
+        type=int,
+        default=2000,
+        help="inputs for each reader of other people's files",
+    )
+
+    parser.add_argument(
         "--steps",
         type=int,
         default=2000,
@@ -135,6 +142,10 @@ ROWS = {
     "damage": "| damaged files, full disks, two processes, a full pipe | {runs} | {equal} bit-equal"
     " or one sentence |",
     "fuzz": "| fuzzed inputs | {inputs} | {tracebacks} tracebacks |",
+    "readers": "| inputs for {readers} readers, outside and processes watched | {inputs} | {bad} "
+    "that ran, touched anything outside, or ended in a traceback |",
+    "gifts": "| named cases of a stranger's folder: links, secrets, headers, templates | {runs} | "
+    "{equal} one sentence, nothing else touched |",
     "strangers": "| attempts by a stranger's files | {runs} | {executed} executed |",
     "misdeeds": "| rewards that raise, hang or change the process | {runs} | {equal} keep the limit"
     " and every step |",

@@ -112,9 +112,7 @@ def read_rows(path: Path) -> Iterator[TableRow]:
 
 def _read_folder(folder: Path) -> Splits:
     if any((folder / name).is_file() for name in SAVED_DATASET):
-        from datasets import load_from_disk
-
-        return _choose_splits(load_from_disk(str(folder)), str(folder))
+        return _choose_splits(_read_saved(folder), str(folder))
 
     inside = [*folder.iterdir(), *folder.glob("data/*")]
     files = sorted(path for path in inside if path.suffix in SUFFIXES and path.is_file())
@@ -126,6 +124,16 @@ def _read_folder(folder: Path) -> Splits:
         return list(read_rows(files[0])), None
 
     raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
+
+
+def _read_saved(folder: Path) -> Any:
+    from datasets import load_from_disk
+
+    try:
+        return load_from_disk(str(folder))
+    except Exception as error:  # an untrusted folder can break the library anywhere
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{folder} is no saved dataset that can be read ({reason})") from error
 
 
 def _read_split(files: Sequence[Path], names: Sequence[str]) -> list[TableRow] | None:
