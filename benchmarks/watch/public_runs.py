@@ -29,6 +29,7 @@ from mesotron.watch.engine import Engine
 from mesotron.watch.metrics import canonical, own_name
 
 HERE = Path(__file__).parent
+LABELS = ("healthy", "unclear", "collapsed", "noisy", "starved")
 ONSET_SHARE = 0.1  # of the run's length
 STEP_NAMES = ("step", "Step", "progress/batch", "system/step")
 Row = dict[str, float]
@@ -182,10 +183,12 @@ def labelled_onset(points: Points) -> float:
 
 
 def is_right(verdict: PublicVerdict) -> bool:
-    if verdict.label in ("collapsed", "starved"):
+    if verdict.label == "collapsed":
         return verdict.condition == "dead"
+    if verdict.label == "starved":
+        return verdict.condition in ("dead", "drifting")
     if verdict.label == "healthy":
-        return verdict.condition == "healthy" and not verdict.stops
+        return verdict.condition in ("healthy", "unknown") and not verdict.stops
     return True
 
 
@@ -198,11 +201,12 @@ def summarize(verdicts: Sequence[PublicVerdict]) -> dict[str, Any]:
     collapsed = by_label["collapsed"]
     return {
         "collapses caught": share(are(collapsed, "dead")),
-        "starved caught": share(are(by_label["starved"], "dead")),
+        "starved caught": share([is_right(one) for one in by_label["starved"]]),
         "noisy collapses": dict(Counter(one.condition for one in by_label["noisy"])),
         "healthy stopped": share([bool(one.stops) for one in healthy]),
         "healthy dead at the end": share(are(healthy, "dead")),
         "healthy ending with a warning": share(are(healthy, "drifting")),
+        "healthy unknown": share(are(healthy, "unknown")),
         "unclear": dict(Counter(one.condition for one in by_label["unclear"])),
         "unread": sum(one.unread for one in verdicts),
         "onset within a tenth": share(dated_well(collapsed)),

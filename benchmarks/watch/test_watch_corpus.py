@@ -11,7 +11,15 @@ import pytest
 from rich.console import Console
 
 from benchmarks._lib.results import read_json
-from benchmarks.watch import corpus, evaluate, gamed_rewards, labelled, rescues
+from benchmarks.watch import (
+    corpus,
+    evaluate,
+    gamed_rewards,
+    labelled,
+    public_runs,
+    rebuild,
+    rescues,
+)
 from benchmarks.watch.held_out_runs import held_out_runs, held_out_settings
 from benchmarks.watch.labels import label
 from benchmarks.watch.runs import RESCUE_SEEDS, RESCUES, rescue_runs, tuning_runs
@@ -26,6 +34,8 @@ from mesotron.watch.command import watch_one
 from mesotron.watch.detectors import TWO_PART
 
 HERE = Path(__file__).parent
+PUBLIC = HERE.parents[1].parent / "shared" / "data" / "public_runs"
+needs_public_runs = pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public logs are not here")
 
 
 def test_corpora_share_failures_but_no_run():
@@ -291,6 +301,64 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
     for verdict, row in zip(verdicts, known, strict=True):
         assert verdict.run == row["run"]
         assert verdict.alarm == (row["alarm"] and tuple(row["alarm"]))
+
+
+@pytest.mark.slow
+@needs_public_runs
+def test_the_public_runs_keep_their_verdicts():
+    verdicts = []
+    for half in ("tuning", "check"):
+        for run in public_runs.runs_of(PUBLIC, half):
+            verdicts.append(public_runs.judge(PUBLIC, run))
+
+    by_label = {name: [v for v in verdicts if v.label == name] for name in public_runs.LABELS}
+    healthy = by_label["healthy"]
+    assert not [verdict.run for verdict in healthy if verdict.stops]
+    assert sum(verdict.condition == "drifting" for verdict in healthy) <= 0.05 * len(healthy)
+    assert {verdict.condition for verdict in by_label["collapsed"]} == {"dead"}
+    assert {verdict.condition for verdict in by_label["starved"]} <= {"dead", "drifting"}
+
+
+@needs_public_runs
+def test_the_rule_of_the_labels_can_be_applied_again():
+    for half in ("tuning", "check"):
+        for run in public_runs.runs_of(PUBLIC, half):
+            rows = public_runs.read_rows(PUBLIC / run["file"])
+            rewards = [row[run["reward_key"]] for row in rows if run["reward_key"] in row]
+            found = rebuild.label_of(rewards)
+
+            assert found.label == run["label"]
+            assert (found.best, found.end) == pytest.approx((run["best"], run["end"]), abs=2e-3)
+
+
+def test_an_older_version_of_a_log_is_found(tmp_path):
+    versions = {
+        "new": [0.5 + k / 100 for k in range(30)],
+        "old": [0.5 - k / 100 for k in range(30)],
+    }
+    for ref, rewards in versions.items():
+        (tmp_path / ref).mkdir()
+        lines = [json.dumps({"step": k, "prize": x}) for k, x in enumerate(rewards)]
+        (tmp_path / ref / "log.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "commits.json").write_text(json.dumps([{"sha": "new"}, {"sha": "old"}]))
+
+    label = rebuild.label_of(versions["old"])
+    run = {
+        "repository": "someone/something",
+        "source": "log.jsonl",
+        "reward_key": "prize",
+        "label": label.label,
+        "best": label.best,
+        "end": label.end,
+    }
+    raw = f"file://{tmp_path}/{{ref}}/{{path}}"
+    commits = f"file://{tmp_path}/commits.json"
+    copy = tmp_path / "copy" / "log.jsonl"
+
+    assert rebuild.rebuild(run, copy, raw, commits) == "as labelled"
+    assert copy.read_bytes() == (tmp_path / "old" / "log.jsonl").read_bytes()
+    assert "not found" in rebuild.rebuild(run | {"best": 0.9}, copy, raw, commits)
+    assert not copy.exists()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,29 @@ def test_check_tells_unknown_from_healthy(tmp_path, capsys, rows, code):
         assert record["remedy"]
 
 
+def test_a_hacked_reward_is_shown_by_samples(tmp_path, capsys):
+    rows = []
+    for k in range(120):
+        row = {"step": k, "reward": 0.3 + 0.6 * min(k / 80, 1) + 0.01 * (k % 3), "loss": 0.0}
+        if k % 10 == 0:
+            row |= {"eval/greedy": 0.6 if k < 50 else 0.2, "eval/problems": 200.0}
+        rows.append(row)
+    write(tmp_path / "metrics.jsonl", rows)
+
+    samples = []
+    for k in range(120):
+        cheat = {"completion": "7 7 7", "reward": 1.0}
+        honest = {"completion": "the sum is 12", "reward": 0.3}
+        samples.append({"step": k, "prompt": "5 + 7"} | (cheat if k >= 60 else honest))
+    write(tmp_path / "samples.jsonl", samples)
+
+    cli.main(["watch", str(tmp_path), "--kind", "run", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["cause"] == "self_reward_hacking"
+    assert record["onset"] <= 60
+    assert [sample["completion"] for sample in record["samples"]] == ["7 7 7"] * 3
+
+
 def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
     rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
     log = write(tmp_path / "a.jsonl", rows)

@@ -63,6 +63,10 @@ MOST_UNKNOWN = 50  # names in the JSON
 COLUMNS = ("verdict", "run", "steps", "reward", "cause", "onset")
 MANY_RUNS = 50  # from which on it pays to start processes
 RUNS_AT_ONCE = 8
+# Causes that samples show: what the policy writes to earn the reward.
+HACKED = ("self_reward_hacking", "one_part_gain", "constant_answer")
+MOST_SAMPLES = 3
+MOST_SHOWN = 400  # characters of one
 
 
 def run(config: WatchConfig) -> int:
@@ -136,6 +140,7 @@ class WatchResult:
     log: Log
     diagnosis: Diagnosis
     names: set[str]  # in the log, ours added
+    samples: tuple[dict[str, Any], ...] = ()  # that show how a reward was hacked
 
     def record(self) -> dict[str, Any]:
         """The JSON of --json and --out: docs/AGENTS.md describes it."""
@@ -153,6 +158,7 @@ class WatchResult:
             "last_step": self.log.rows[-1]["step"],
             "metrics": sources(sorted(self.names)),
             "unknown_names": unknown[:MOST_UNKNOWN],
+            "samples": [*self.samples],
         } | self.diagnosis.record()
 
 
@@ -191,12 +197,35 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
         send_cause(diagnosis, alerts)
 
     show(diagnosis, console, with_events=not config.follow)
+    samples = hacked_samples(path, diagnosis)
+    for sample in samples:
+        console.print(
+            f"sample of step {sample['step']}, reward {sample['reward']:.3g}:", style="bold"
+        )
+        console.print(Text(str(sample["completion"])[:MOST_SHOWN]))
+
     if names.given:
         file = remember_names(path, names.given)
         if file:
             console.print(f"note: --rename is remembered in {file}")
 
-    return WatchResult(log, diagnosis, names.seen)
+    return WatchResult(log, diagnosis, names.seen, samples)
+
+
+def hacked_samples(path: Path, diagnosis: Diagnosis) -> tuple[dict[str, Any], ...]:
+    """Of a run folder whose reward was hacked, the samples since the onset that earned most."""
+    file = path / "samples.jsonl"
+    if diagnosis.cause not in HACKED or diagnosis.onset is None or not file.is_file():
+        return ()
+
+    since = []
+    for sample in read_rows(file):
+        is_whole = sample.keys() >= {"step", "reward", "completion"}
+        if is_whole and sample["step"] >= diagnosis.onset:
+            since.append(sample)
+
+    since.sort(key=lambda sample: (-sample["reward"], -sample["step"]))
+    return tuple(since[:MOST_SAMPLES])
 
 
 def send_cause(diagnosis: Diagnosis, alerts: Alerts) -> None:

@@ -346,7 +346,7 @@ def _why_nothing_is_shown(engine: Engine, tracks: Mapping[str, Track]) -> tuple[
         name, track = next(iter(tracks.items()))
         return (
             f"the {METRICS[name].meaning} is {track.highest:g} in all {track.num_seen} rows",
-            "call the reward function on a correct and on a wrong completion, and log reward_std",
+            "log it before it is normalized, and try it on a correct and on a wrong completion",
         )
 
     bounded = engine.tracks.get("bounded_reward")
@@ -464,6 +464,7 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row], engine: Eng
     last = max([death, *later[:TOGETHER]])
     last_evaluation = max([death, *evaluations[:EVALUATIONS]])
     of_evaluations = {event.detector for event in events if _reads_evaluations(event)}
+    symptoms = {each.name for each in engine.detectors if each.role == "symptom"}
 
     near = []
     for event in events:
@@ -472,7 +473,9 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row], engine: Eng
             end = max(last, last_evaluation)
 
         is_later_stop = event.severity != "stop" or event.step >= death
-        if event.step <= end and is_later_stop:
+        # What began before the death may explain it, even if it was only seen later.
+        is_early = event.detector in symptoms and sign_of(event) <= death
+        if (event.step <= end or is_early) and is_later_stop:
             near.append(event)
 
     return _without_withdrawn(near, engine, death - MEMORY * _steps_per_row(rows))

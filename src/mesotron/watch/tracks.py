@@ -46,6 +46,7 @@ LARGEST = 1e150  # larger numbers overflow in comparisons
 Move = Literal["up", "down", "not_up", "still", "above", "below", "absent"]
 
 ROUNDING = 1e-9  # share of a level
+FLOAT32 = 1e-6  # the same of means that were computed in 32 bits
 # Onset: a value is healthy if it has moved less than this share of the way from its reference,
 # by a running median, so that one lucky row in a decline does not count.
 HEALTHY_SHARE = 0.25
@@ -336,7 +337,7 @@ class Track:
     def is_constant(self) -> bool:
         """Whether every value was the same, up to rounding."""
         largest = max(map(abs, (self.highest, *self.lowest[:1])))
-        return self.spread <= ROUNDING * largest
+        return self.spread <= FLOAT32 * largest
 
     @property
     def noise(self) -> float:
