@@ -1,5 +1,6 @@
 """Variables of the Hugging Face libraries, set before they are imported."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -14,6 +15,9 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+    # At its import it warns of a CPU kernel that it looks for on the hub.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
     if _is_local_data(task) and all(is_local(model) for model in models):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

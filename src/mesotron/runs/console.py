@@ -100,7 +100,10 @@ class LiveView:
         self.say(sentence)
 
     def say(self, sentence: str) -> None:
-        print_line(self.console, sentence)
+        if self.console.is_terminal:  # which would break a long line inside a word
+            self.console.print(sentence, highlight=False, markup=False)
+        else:
+            print_line(self.console, sentence)
 
     def seconds_left(self) -> float | None:
         (first, began), (last, ended) = self._times[0], self._times[-1]

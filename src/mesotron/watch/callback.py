@@ -125,8 +125,9 @@ class Watch(TrainerCallback):
         for name, severity in self.engine.active().items():
             words.append(f"{severity}: {name.replace('_', ' ')}")
 
-        if self.monitor.num_rollbacks:
-            words.append(f"{self.monitor.num_rollbacks} rollbacks")
+        count = self.monitor.num_rollbacks
+        if count:
+            words.append("1 rollback" if count == 1 else f"{count} rollbacks")
 
         if words:
             return ", ".join(words)
