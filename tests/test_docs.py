@@ -25,7 +25,13 @@ from mesotron.config.base import flags_of
 from mesotron.rlvr.trl_options import grpo_fields
 from mesotron.runs import RunFolder
 from support.quick_jax import quick_compilation  # noqa: F401
-from support.rlvr_tiny import make_network
+from support.rlvr_tiny import (
+    make_data,
+    make_model,
+    make_network,
+    make_tokenizer,
+    small_digits,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -95,7 +101,23 @@ def finished_run() -> None:
     run.append("metrics", {"step": 1, "reward": 0.5})
 
 
+def setup() -> dict[str, Any]:
+    """What a TRL script has before its two lines change."""
+    from trl import GRPOConfig
+
+    how = {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 4}
+    args = GRPOConfig("out", max_steps=1, report_to="none", use_cpu=True, bf16=False, **how)
+    return {
+        "model": make_model(),
+        "reward_funcs": small_digits,
+        "args": args,
+        "train_dataset": make_data(),
+        "processing_class": make_tokenizer(),
+    }
+
+
 GIVEN = {
+    "setup": setup,
     "model": make_network,
     "policy": policy,
     "trainer": trainer,
@@ -202,7 +224,7 @@ def test_commands_extras_and_pinned_torch_match_the_package():
 
     pinned = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
-    for installer in (text, quickstart, makefile):  # torch first, and the pinned one
+    for installer in (quickstart, makefile):  # torch first, and the pinned one
         assert 0 < installer.index(pinned[0]) < installer.index("-e '.[")
 
 
