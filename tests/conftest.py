@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ if not torch.cuda.is_available():
 # Before any test imports JAX, too: XLA's newer emitters take twice as long to compile for a CPU. (A
 # version without the flag stops and names it.)
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+# Runs with code of the user's own are noted in the state folder, which must not be the tester's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mesotron-state-")
 
 pytest_plugins = ["support.fixtures"]
 

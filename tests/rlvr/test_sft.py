@@ -161,6 +161,11 @@ def test_a_run_leaves_a_folder_and_a_model_that_learned(config, monkeypatch):
     with pytest.raises(ValueError, match="not empty"):
         train.run(config)
 
+    longer = replace(settings_to_resume(SftConfig, config.out), steps=8)
+    assert train.run(longer) == 0
+    assert [row["step"] for row in run.rows("metrics")] == list(range(1, 9))
+    assert run.config["steps"] == run.result["steps"] == 8
+
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="WORLD_SIZE"):
         train.run(config)

@@ -106,7 +106,8 @@ def test_flags_may_repeat_settings_and_change_limits_and_places(name, repeated, 
     ("name", "args", "names"),
     [
         # The command's own default is a change too, where the run has something else.
-        ("train", f"--steps {TrainConfig().steps}", "--steps 7"),
+        ("train", f"--optim.lr {TrainConfig().optim.lr}", "--lr"),
+        ("train", "--steps 5", "--steps 5"),  # more are accepted
         ("train", "arith", "recipe arith_mgrpo"),
         ("train", "--optim.rank 3", "without --optim.rank"),
         ("sft", "--lr 0.1", "--lr 8e-05"),

@@ -41,8 +41,8 @@ class SftConfig(LanguageRunConfig):
         warmup=0.1,
     )
 
-    steps: Count = 200
-    """Optimizer steps."""
+    steps: Count = setting(200, on_resume=True)
+    """Optimizer steps; with --resume, more of them train on."""
     batch: Count = 32
     """Solved problems per step."""
     max_tokens: Several = 512

@@ -440,8 +440,8 @@ class LanguageRunConfig(Config):
     task: TaskConfig = TaskConfig()
     optim: OptimConfig = OptimConfig()
 
-    steps: Count = 100
-    """Optimizer steps."""
+    steps: Count = setting(100, on_resume=True)
+    """Optimizer steps; with --resume, more of them train on."""
     seed: Seed = 0
     """Seed of all random draws in training."""
     out: Path | None = None

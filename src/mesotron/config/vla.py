@@ -106,8 +106,8 @@ class VlaTrainConfig(Config):
     policy: PolicyConfig = PolicyConfig()
     optim: PartsOptimConfig = PartsOptimConfig()
 
-    steps: Count = 1500
-    """Optimizer steps."""
+    steps: Count = setting(1500, on_resume=True)
+    """Optimizer steps; with --resume, more of them train on."""
     batch: Annotated[int, Bounds(ge=4)] = 128
     """Frames per step."""
     where: NonNegative = 0.0

@@ -25,8 +25,9 @@ from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, print_line
 from mesotron.runs.deadline import LimitReached
 from mesotron.runs.own_code import FAILURES, describe, explain
+from mesotron.runs.own_runs import is_own
 from mesotron.runs.resume import Plan
-from mesotron.runs.trust import code_settings
+from mesotron.runs.trust import code_names, code_settings
 from mesotron.watch.budget import Budget, why_over
 
 log = logging.getLogger("mesotron")
@@ -52,6 +53,9 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
 
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         run.cut_after(first_step(plan))
+        if plan.is_longer:
+            run.extend(plan.config.steps)
+
         if not is_alone:
             PartialState().wait_for_everyone()
 
@@ -246,8 +250,11 @@ def resume_command(plan: Plan[Any]) -> str:
     if isinstance(plan.config, SftConfig):
         return f"mesotron sft --resume {plan.path}"
 
-    # Code is named again: the folder alone is not believed.
+    # Code of a run that was not noted is named again: the folder alone is not believed.
     words = [f"mesotron train --resume {plan.path}"]
+    if is_own(plan.path, code_names(plan.config)):
+        return words[0]
+
     for name, values in code_settings(plan.config):
         flag = name.removesuffix(".parts")
         words.append(spell(flag, tuple(quote(value) for value in values)))

@@ -49,6 +49,7 @@ from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.deadline import Deadline
 from mesotron.runs.files import Row
 from mesotron.runs.folder import warn_of_failure
+from mesotron.runs.own_runs import is_own
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_names
 from mesotron.watch.budget import Budget, limits_of, sampling_time
@@ -319,9 +320,10 @@ def report(session: Session, before: Row, after: Row, console: Console) -> None:
         with warn_of_failure("the table of results", run.path):
             show(before, after, result, console)
 
-    # A reward of the user's own is named again: the folder alone is not believed.
+    # A reward of the user's own is named again, unless the run was noted as theirs.
     more = f"mesotron eval {run.path}"
-    if code_names(config.reward):
+    names = code_names(config.reward)
+    if names and not is_own(run.path, names):
         own = tuple(quote(part) for part in config.reward.parts)
         more += f" {spell('reward', own)}"
 

@@ -204,6 +204,12 @@ class RunFolder:
         if self._lock is not None:
             end_copy(self._owner)
 
+    def extend(self, steps: int) -> None:
+        """Make a run longer than it was planned; one that has finished has not any more."""
+        self.save("config", {**self.config, "steps": steps})
+        for name in ("result", "after"):
+            (self.path / f"{name}.json").unlink(missing_ok=True)
+
     def finish(self, result: Row, report: Callable[[], str]) -> None:
         """Write how the run ended: numbers for tools first, then text for people."""
         self.save("result", result)

@@ -9,6 +9,7 @@ from mesotron.config import EvalConfig, SftConfig, TrainConfig, VlaTrainConfig
 from mesotron.config.base import flag_of, from_plain, spell
 from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.folder import RunFolder, check_free, describe_environment
+from mesotron.runs.own_runs import is_own, remember
 from mesotron.runs.process import is_main
 from mesotron.runs.trust import check_trusted, code_names
 
@@ -25,12 +26,15 @@ class Plan(Generic[RunConfig]):
     folder: RunFolder | None = None  # to resume; a new one is made once everything is loaded
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()  # for the user, such as which checkpoint was damaged
+    is_longer: bool = False  # than the run was planned to be
 
     def open_folder(self, device: str, threads: int) -> RunFolder:
         if self.folder is not None:
             return self.folder
         environment = describe_environment(device, self.config.seed, threads=threads)
-        return RunFolder.create(self.path, self.config, environment)
+        folder = RunFolder.create(self.path, self.config, environment)
+        remember(self.path, code_names(self.config))
+        return folder
 
 
 def plan_new(config: RunConfig, path: Path) -> Plan[RunConfig]:
@@ -46,14 +50,24 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
 
     path = resume.resolve()  # runs/last may come to point at another run
     folder = RunFolder(path)
-    if folder.result is not None:
-        raise ValueError(f"{resume} has finished: use {evaluate} {resume}, or start a new run")
+    planned = folder.config.get("steps")
+    is_longer = isinstance(planned, int) and config.steps > planned
+    if folder.result is not None and not is_longer:
+        raise ValueError(
+            f"{resume} has finished: use {evaluate} {resume}, train on with --steps above "
+            f"{planned}, or start a new run"
+        )
 
     if is_main():
         with folder:  # refuses a run that another process is writing
             pass
 
     settings = resumed_settings(config, RunFolder(resume), instead)
+    if isinstance(planned, int) and config.steps < planned:
+        raise ValueError(
+            f"{resume} was planned for {planned} steps: --steps {config.steps} must be more, or "
+            "leave it out"
+        )
     checkpoint, damaged = newest_whole(folder.checkpoints)
     notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
 
@@ -64,7 +78,13 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
 
     notes.append(f"resuming {path} from {start}")
 
-    return Plan(settings, path, folder, checkpoint, tuple(notes))
+    if is_longer:
+        notes.append(
+            f"training on from {planned} to {settings.steps} steps; a falling rate now reaches 0 "
+            f"at step {settings.steps}"
+        )
+
+    return Plan(settings, path, folder, checkpoint, tuple(notes), is_longer)
 
 
 def settings_to_resume(config_type: type[C], path: Path) -> C:
@@ -95,7 +115,9 @@ def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run"
     """A run's own settings with the overridable ones given now; other differences are refused."""
     source = run.path / "config.json"
     saved: Any = from_plain(type(config), run.config, str(source))
-    check_trusted(code_names(saved), source, trust=getattr(config, "trust", False))
+    names = code_names(saved)
+    trust = getattr(config, "trust", False) or is_own(run.path, names)
+    check_trusted(names, source, trust)
 
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"
@@ -153,4 +175,16 @@ def eval_defaults(name: str) -> EvalConfig:
     if isinstance(rollout, Mapping) and "max_tokens" in rollout:
         values["max_tokens"] = rollout["max_tokens"]
 
-    return from_plain(EvalConfig, values, str(run.path / "config.json"))
+    made = from_plain(EvalConfig, values, str(run.path / "config.json"))
+    return replace(made, reward=own_reward(run))
+
+
+def own_reward(run: RunFolder) -> tuple[str, ...]:
+    """The user's own reward of a run that they started; none of another's."""
+    reward = run.config.get("reward")
+    parts = reward.get("parts") if isinstance(reward, Mapping) else None
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        return ()
+
+    code = [part for part in parts if ":" in part]
+    return tuple(parts) if code and is_own(run.path, code) else ()

@@ -89,6 +89,9 @@ def train(config: VlaTrainConfig) -> int:
             checkpoint.restore(trainer, plan.checkpoint.path, plan.checkpoint.step)
 
         run.cut_after(trainer.step)
+        if plan.is_longer:
+            run.extend(config.steps)
+
         stopped_by = _fit(run, trainer, demos, console)
         if trainer.step < config.steps:
             why = f": {stopped_by.sentence()}" if stopped_by else ""
