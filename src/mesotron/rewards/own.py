@@ -19,6 +19,7 @@ from typing import Any
 from mesotron.answers.facts import Facts, no_facts
 from mesotron.runs.own_code import calling, describe, line_of
 from mesotron.runs.trust import import_named
+from mesotron.tasks.gym import OutOfTime
 from mesotron.tasks.problem import Problem, own_row
 
 Scores = list[float | None]
@@ -60,7 +61,7 @@ class OwnReward:
         try:
             with calling(f"the reward {self.name}"):
                 scores = self._call(arguments)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime):
             raise
         except BaseException as error:  # also GeneratorExit, CancelledError, or a class of its own
             shown = " or ".join(f"{text!r:.60}" for text in texts)
@@ -92,7 +93,7 @@ class OwnReward:
         """Try once more what failed on texts; if it fails again, the first error counts."""
         try:
             return finish(self.function(**as_messages(arguments)))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime):
             raise
         except BaseException:
             raise error from None
