@@ -381,3 +381,14 @@ def test_the_full_text_and_counts_hold_every_parameter():
 
     with pytest.raises(ValueError, match="'x'"):
         table.row("x")
+
+
+def test_a_bare_parameter_with_a_leading_1_holds_rows_and_others_are_unclear():
+    """ViTs broadcast such rows over the batch; a stack of experts has its number in front."""
+    rows = Parts(thing=nn.Parameter(torch.zeros(1, 16, 8)), layer=nn.Linear(8, 8))
+    row = route(rows).row("thing")
+    assert (row.role, row.rule) == ("table", "adamw")
+
+    for shape in ((16, 1, 8), (16, 8, 8)):
+        with pytest.raises(ValueError, match="overrides"):
+            route(Parts(thing=nn.Parameter(torch.zeros(shape)), layer=nn.Linear(8, 8)))
