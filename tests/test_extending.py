@@ -96,15 +96,15 @@ def test_a_reward(judge):
 
 def test_a_log_format(folder):
     log = folder / "train.log"
-    log.write_text("Loading\nEpoch:[1/1](7/9), Prize: 0.25, Actor Loss: 0.1\n")
-    with pytest.raises(ValueError, match="minimind"):
-        WatchConfig(kind="minimind")
+    log.write_text("Loading\n<7> Prize 0.25 | Actor Loss 0.1\n")
+    with pytest.raises(ValueError, match="arcade"):
+        WatchConfig(kind="arcade")
     with pytest.raises(ValueError, match="no row"):
         read_log(log)
 
-    importlib.import_module("minimind")
+    importlib.import_module("arcade")
     read = read_log(log)
-    assert read.kind == WatchConfig(kind="minimind").kind
+    assert read.kind == WatchConfig(kind="arcade").kind
     assert read.rows == [{"step": 7, "reward": 0.25, "loss": 0.1}]
 
 
@@ -185,7 +185,7 @@ def test_the_command_line_knows_them(capsys):
         ("reinforce", TrainConfig, "--objective.name", "reinforce"),
         ("signed", TrainConfig, "--optim", "signed"),
         ("signed", RouteConfig, "--optim", "signed"),
-        ("minimind", WatchConfig, "--kind", "minimind"),
+        ("arcade", WatchConfig, "--kind", "arcade"),
     ],
 )
 def test_a_name_is_a_choice_of_its_flag_once_it_is_registered(module, config_type, flag, name):
