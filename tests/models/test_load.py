@@ -397,6 +397,11 @@ def test_a_tokenizer_whose_pattern_takes_too_long_is_one_sentence(copied, capfd)
     assert "Traceback" not in error
 
 
+def test_a_longest_input_that_is_no_number_is_refused(copied):
+    edit(copied / "tokenizer_config.json", model_max_length={"a": 1})
+    assert "model_max_length" in refusal(copied)
+
+
 def test_links_of_the_hubs_cache_load_and_others_are_refused(copied, tmp_path):
     cache = tmp_path / "models--a--b"
     (cache / "blobs").mkdir(parents=True)

@@ -96,6 +96,10 @@ def _read(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _unify_special_tokens(model: Any, tokenizer: Any, name: str) -> None:
+    longest = tokenizer.model_max_length  # compared with at every encoding
+    if not isinstance(longest, int | float):
+        raise ValueError(f"{name}: model_max_length in tokenizer_config.json must be a number")
+
     has_chat_end = CHAT_END in (tokenizer.chat_template or "")
     if has_chat_end and CHAT_END in tokenizer.get_vocab():
         # A base model's own end token closes a document; a chat turn closes with this one.
