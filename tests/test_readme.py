@@ -55,12 +55,14 @@ def rescue() -> set[str]:
 
 
 def watch() -> set[str]:
-    """Healthy public runs stopped, and collapses caught."""
-    public = read("watch/public_runs.json.gz")
-    numbers = re.findall(r"\d+", public["check"]["summary"]["collapses caught"]["words"])
-    stopped = [public[half]["summary"]["healthy stopped"]["words"] for half in ("tuning", "check")]
-    counts = [list(map(int, re.findall(r"\d+", words))) for words in stopped]
-    return {*numbers, *(str(sum(pair)) for pair in zip(*counts, strict=True))}
+    """Healthy public runs and clear collapses that the watch and other tools stop."""
+    shown = set()
+    for summary in read("watch/public.json")["table"].values():
+        for key in ("healthy stopped", "collapses stopped"):
+            stopped, _, of, *_ = summary[key].split()
+            shown |= {stopped, of}
+
+    return shown
 
 
 def stack() -> set[str]:
