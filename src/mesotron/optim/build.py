@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 from mesotron.optim.lora import pair_up
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.options import ROUTING, check_options
 from mesotron.optim.routing import RoutingTable, route
 from mesotron.optim.routing.params import model_behind
 
 Rate = float | Tensor
-_ROUTING_OPTIONS = ("per_head", "overrides", "modalities", "lora")
 
 
 def build(
@@ -27,10 +27,11 @@ def build(
     options: dict[str, Any],
 ) -> Any:
     """An optimizer of a class for a routed model; `options` are of the routing and of the class."""
+    check_options(cls, options)
     routing: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for key, value in options.items():
-        taker = routing if key in _ROUTING_OPTIONS else rest
+        taker = routing if key in ROUTING else rest
         taker[key] = value
 
     model = model_behind(model)

@@ -16,7 +16,7 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.models.names import check_cached, check_name
+from mesotron.models.names import check_cached, check_name, find_smollm2
 from mesotron.models.variables import set_library_variables
 from mesotron.rewards.call import (
     check_reward,
@@ -140,6 +140,9 @@ def resume_plan(config: Limited) -> Plan[Limited]:
 
 def check_installed(config: TrainConfig | SftConfig) -> None:
     require("rlvr", what="training")
+    if config.model.name == "smollm2":
+        find_smollm2()
+
     if config.model.lora:
         require("rlvr", ["peft"], "--lora")
 

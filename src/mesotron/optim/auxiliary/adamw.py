@@ -3,7 +3,7 @@
 PyTorch's own functional optimizer makes the step, so it is bit-equal to `torch.optim.AdamW`.
 """
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
 from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.options import OptimizerOptions, with_options
 from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
 
 
@@ -77,11 +78,12 @@ class AdamW(RoutedOptimizer):
     rule = "adamw"
 
 
-def adamw(model: nn.Module, lr: Rate = 1e-3, **options: Any) -> AdamW:
+@with_options(AdamW)
+def adamw(model: nn.Module, lr: Rate = 1e-3, **options: Unpack[OptimizerOptions]) -> AdamW:
     """AdamW for everything, with the same routing table, groups and statistics: the fair baseline.
 
     Example:
         >>> [g["rule"] for g in adamw(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))).param_groups]
         ['adamw', 'adamw']
     """
-    return build(AdamW, model, lr, None, options)
+    return build(AdamW, model, lr, None, {**options})

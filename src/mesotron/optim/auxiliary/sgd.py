@@ -4,7 +4,7 @@ PyTorch's own functional optimizer makes the step, so it is bit-equal to `torch.
 decay is decoupled.
 """
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.optim.sgd import sgd as functional_sgd
 from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
 from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
+from mesotron.optim.options import OptimizerOptions, with_options
 from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
 from mesotron.optim.rules.muon import Muon
 
@@ -92,8 +93,13 @@ class MuonSGD(Muon):
     default_aux = "sgd"
 
 
+@with_options(MuonSGD)
 def muon_sgd(
-    model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **options: Any
+    model: nn.Module,
+    lr: Rate = 1e-3,
+    *,
+    aux_lr: Rate | None = None,
+    **options: Unpack[OptimizerOptions],
 ) -> MuonSGD:
     """Muon for the hidden matrices, SGD with momentum for the rest: no second moment anywhere.
 
@@ -102,4 +108,4 @@ def muon_sgd(
     Example:
         >>> optimizer = muon_sgd(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
     """
-    return build(MuonSGD, model, lr, aux_lr, options)
+    return build(MuonSGD, model, lr, aux_lr, {**options})

@@ -1,11 +1,12 @@
 """Muon: every direction of a matrix's momentum gets the same step."""
 
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 
 from mesotron.optim.build import Rate, build
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.options import OptimizerOptions, with_options
 from mesotron.optim.registry import rule
 
 
@@ -28,7 +29,14 @@ class Muon(RoutedOptimizer):
     """
 
 
-def muon(model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **options: Any) -> Muon:
+@with_options(Muon)
+def muon(
+    model: nn.Module,
+    lr: Rate = 1e-3,
+    *,
+    aux_lr: Rate | None = None,
+    **options: Unpack[OptimizerOptions],
+) -> Muon:
     """Muon for the hidden matrices of a model, AdamW for the rest.
 
     Args:
@@ -47,4 +55,4 @@ def muon(model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **opt
         >>> [(g["name"], len(g["params"])) for g in muon(model).param_groups]
         [('adamw', 2), ('adamw_vectors', 2), ('muon', 1)]
     """
-    return build(Muon, model, lr, aux_lr, options)
+    return build(Muon, model, lr, aux_lr, {**options})

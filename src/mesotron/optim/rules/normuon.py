@@ -1,12 +1,13 @@
 """NorMuon: Muon, and then the step of every neuron is brought to the same size."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from mesotron.optim.build import Rate, build
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.options import OptimizerOptions, with_options
 from mesotron.optim.registry import Lines, rule
 
 _EPS = 1e-8
@@ -59,12 +60,17 @@ class NorMuon(RoutedOptimizer):
     """
 
 
+@with_options(NorMuon)
 def normuon(
-    model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **options: Any
+    model: nn.Module,
+    lr: Rate = 1e-3,
+    *,
+    aux_lr: Rate | None = None,
+    **options: Unpack[OptimizerOptions],
 ) -> NorMuon:
     """NorMuon for the hidden matrices of a model, AdamW for the rest; arguments as in `muon`.
 
     Example:
         >>> optimizer = normuon(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
     """
-    return build(NorMuon, model, lr, aux_lr, options)
+    return build(NorMuon, model, lr, aux_lr, {**options})

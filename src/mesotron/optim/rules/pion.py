@@ -1,11 +1,12 @@
 """Pion: strong directions of a matrix's momentum get a full step, weak ones none."""
 
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 
 from mesotron.optim.build import Rate, build
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.options import OptimizerOptions, with_options
 from mesotron.optim.registry import rule
 
 
@@ -27,7 +28,14 @@ class Pion(RoutedOptimizer):
     """
 
 
-def pion(model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **options: Any) -> Pion:
+@with_options(Pion)
+def pion(
+    model: nn.Module,
+    lr: Rate = 1e-3,
+    *,
+    aux_lr: Rate | None = None,
+    **options: Unpack[OptimizerOptions],
+) -> Pion:
     """Pion for the hidden matrices of a model, AdamW for the rest.
 
     The strength is `promote=` or `cutoff=`, as in `mesotron.Pion`; `per_head=True` filters
@@ -38,4 +46,4 @@ def pion(model: nn.Module, lr: Rate = 1e-3, *, aux_lr: Rate | None = None, **opt
     Example:
         >>> optimizer = pion(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), cutoff="aligned")
     """
-    return build(Pion, model, lr, aux_lr, options)
+    return build(Pion, model, lr, aux_lr, {**options})
