@@ -528,7 +528,7 @@ def test_a_failing_reward_loses_no_step_and_no_row(
         error = refusal(run, f"{MOODY} {flags} --out spoiled", capsys)
 
     assert "GeneratorExit (oops)" in error
-    assert "mesotron train --resume spoiled --reward earned:even earned:moody" in error
+    assert "mesotron train --resume spoiled" in error
     assert f"from step {step}" in error
     assert len(stream("spoiled")) == step
 
@@ -542,7 +542,7 @@ def test_a_reward_that_fails_at_once_says_how_to_continue(run, capsys):
     """In the evaluation before training, when there is nothing to save."""
     Path("moody-3").touch()
     error = refusal(run, f"{MOODY} --out spoiled", capsys)
-    assert "mesotron train --resume spoiled --reward earned:even earned:moody" in error
+    assert "mesotron train --resume spoiled" in error
 
     Path("moody-3").unlink()
     assert run("--resume spoiled") == 0

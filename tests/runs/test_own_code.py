@@ -86,6 +86,7 @@ def test_a_forked_copy_ends_where_it_would_go_on():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_a_forked_copy_writes_nothing_into_a_run(tmp_path):
     with RunFolder.create(tmp_path / "run", {"steps": 1}, {}) as run:
         run.append("metrics", {"step": 1})

@@ -293,7 +293,7 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     shown = capsys.readouterr().out.splitlines()
     assert "gold = none" in shown[0]
     assert shown[-1].startswith("model: runs/mine-")
-    assert [x for x in shown if "mesotron eval" in x and x.endswith("--reward mine.py:Scaled")]
+    assert [x for x in shown if "mesotron eval runs/mine-" in x and "--reward" not in x]
 
     run = RunFolder(Path("runs/last"))
     assert (run.result["measure"], run.result["problems"]) == ("reward", 2)
@@ -307,10 +307,14 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     first, last = run.rows("metrics")
     assert last["eval/reward"] == run.result["after"]["value"]
     assert not [name for name in first if name.startswith(("facts/", "eval/greedy"))]
+    assert cli.main(["eval", "runs/last", "--samples", "0", "--device", "cpu"]) == 0
+    assert "mean reward" in capsys.readouterr().out
+
+    # A run folder alone does not make its code run: there is no note of having started this one.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
     assert cli.main(["eval", "runs/last", "--samples", "0", "--device", "cpu"]) == 2
     assert "--reward" in capsys.readouterr().err
 
-    # A run folder alone does not make its code run.
     (run.path / "result.json").unlink()
     assert cli.main(["train", "--resume", "runs/last"]) == 2
 

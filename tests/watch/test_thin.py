@@ -9,10 +9,11 @@ import pytest
 
 from mesotron.config import WatchSettings
 from mesotron.watch import log as log_module
+from mesotron.watch.changes import near_changes
 from mesotron.watch.command import Watcher
 from mesotron.watch.log import Log, Stream, Timeline, read_log
 from mesotron.watch.metrics import Names
-from mesotron.watch.thin import merge, near_changes
+from mesotron.watch.thin import merge
 
 COUNT = 20_000
 LENGTH = 40  # rows of a change
@@ -130,7 +131,7 @@ def test_the_work_grows_with_the_rows(monkeypatch):
         seen.append(len(rows))
         return near_changes(rows)
 
-    monkeypatch.setattr("mesotron.watch.thin.near_changes", counting)
+    monkeypatch.setattr("mesotron.watch.changes.near_changes", counting)
     thin(make_rows(3 * COUNT))
     assert sum(seen) < 2 * 3 * COUNT  # each row is looked at about once
 

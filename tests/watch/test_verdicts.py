@@ -447,7 +447,7 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
     "accuracy falls to zero between zeros": (
         trl(rise, eval__accuracy=lambda k: 0.5 if k < 60 and k % 10 == 0 else 0.0),
         "dead",
-        "accuracy_collapse",
+        "self_reward_hacking",  # as above: the training reward rises
         set(),
     ),
     "a denser share beside a sparse reward": (

@@ -68,7 +68,12 @@ class Deadline:
 
         self._handler = signal.signal(SIGNAL, self._interrupt)
         self._second = start_second(self.seconds + SECOND, self._record)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except LimitReached:  # already: `with` would not leave what it has not entered
+            self.__exit__()
+            raise
+
         return self
 
     def __exit__(self, *_: object) -> None:

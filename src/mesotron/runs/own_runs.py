@@ -55,9 +55,10 @@ def files_of(names: Sequence[str]) -> dict[str, str | None]:
 
 
 def file_of(name: str) -> str | None:
-    """The file of `file.py:name`; None for a module, which is found by Python's path."""
+    """The file of `file.py:name`, or of a module in the working folder; None for another one."""
     file, _, _ = name.partition(":")
     if file.endswith(".py"):
         return str(Path(file).expanduser().resolve())
 
-    return None
+    here = Path(file.replace(".", "/")).with_suffix(".py")
+    return str(here.resolve()) if here.is_file() else None

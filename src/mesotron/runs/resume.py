@@ -11,7 +11,7 @@ from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.folder import RunFolder, check_free, describe_environment
 from mesotron.runs.own_runs import is_own, remember
 from mesotron.runs.process import is_main
-from mesotron.runs.trust import check_trusted, code_names
+from mesotron.runs.trust import check_trusted, code_names, search_working_folder
 
 C = TypeVar("C")
 RunConfig = TypeVar("RunConfig", TrainConfig, SftConfig, VlaTrainConfig)
@@ -116,8 +116,10 @@ def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run"
     source = run.path / "config.json"
     saved: Any = from_plain(type(config), run.config, str(source))
     names = code_names(saved)
-    trust = getattr(config, "trust", False) or is_own(run.path, names)
-    check_trusted(names, source, trust)
+    if is_own(run.path, names):
+        search_working_folder()  # which holds the files that they meant when the run was started
+    else:
+        check_trusted(names, source, trust=getattr(config, "trust", False))
 
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"

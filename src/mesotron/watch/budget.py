@@ -333,6 +333,9 @@ def open_limits(config: TrainConfig | SftConfig, began: float) -> Iterator[None]
 @contextmanager
 def interrupted(budget: Budget) -> Iterator[None]:
     """Interrupt the block at the budget's deadline, and say so."""
+    if budget.deadline.seconds == 0.0:  # nothing is begun that would have to be interrupted
+        raise SharedFailure(advise(budget, why_over(budget)))
+
     try:
         with budget.deadline:
             yield

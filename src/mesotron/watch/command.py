@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -438,7 +439,8 @@ def watch_each(config: WatchConfig, runs: Sequence[Path]) -> list[WatchResult | 
     if len(runs) < MANY_RUNS:
         return [watch(path) for path in runs]
 
-    with ProcessPoolExecutor() as pool:
+    # Spawned: a process that has threads, such as JAX's, must not be forked.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         return [*pool.map(watch, runs, chunksize=RUNS_AT_ONCE)]
 
 
