@@ -81,6 +81,23 @@ def near_zero(level, steps=120, **columns):
     return rows
 
 
+def rare(low, high, *, share=0.02, logged=()):
+    """Of 64 completions a small share earns `high`, the others `low`; `logged` are the columns that
+    show it."""
+    rows = []
+    for k in range(150):
+        p = sum(NOISE.random() < share for _ in range(64)) / 64
+        columns = {
+            "reward": low + (high - low) * p,
+            "reward_std": (high - low) * math.sqrt(p * (1 - p)),
+            "critic/rewards/max": high,
+            "critic/rewards/min": low,
+        }
+        rows.append({"step": k} | {name: columns[name] for name in ("reward", *logged)})
+
+    return rows
+
+
 def cold(until):
     return trl(
         lambda k: 0.0 if k < until else min(0.05 + 0.01 * (k - until), 0.7),
@@ -296,6 +313,26 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
         "drifting",
         "reward_starvation",
         {"stop"},
+    ),
+    "starved, -1 or 1": (rare(-1, 1), "drifting", "reward_starvation", {"stop"}),
+    "starved, 0 or 10 by the spread": (
+        rare(0, 10, logged=["reward_std"]),
+        "drifting",
+        "reward_starvation",
+        {"stop"},
+    ),
+    "starved, -2 or 8 by what is logged": (
+        rare(-2, 8, logged=["critic/rewards/max", "critic/rewards/min"]),
+        "drifting",
+        "reward_starvation",
+        {"stop"},
+    ),
+    "no starvation, -1 or 1": (rare(-1, 1, share=0.3), "healthy", None, {"warn"}),
+    "normalized reward with the noise of 32 bits": (
+        trl(lambda k: 0.0, noise=1e-9),
+        "unknown",
+        None,
+        {"warn"},
     ),
     "near zero, but the held-out score rises": (
         near_zero(lambda k: 0.03, eval__accuracy=lambda k: 0.1 + k / 150),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mesotron.config import WatchSettings
 from mesotron.watch.detectors import (
@@ -25,7 +25,14 @@ from mesotron.watch.detectors import (
     Severity,
 )
 from mesotron.watch.metrics import METRICS, STEP_NAMES, Row, canonical, names_of, sources
-from mesotron.watch.tracks import WINDOWS, Symptom, Track, TrackWindow, is_finite
+from mesotron.watch.tracks import (
+    WINDOWS,
+    Symptom,
+    Track,
+    TrackWindow,
+    bernoulli_variance,
+    is_finite,
+)
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
 WARN = 0.9
@@ -65,11 +72,18 @@ SILENT = 0.999
 NOTHING = 1e-9
 # Of a silent batch, the update is zero, or that of the KL term: no measure of what is usual.
 OF_THE_UPDATE = ("grad_norm", "update_rms", "dead_blocks")
+# The variance of two rewards is this many times that of the batch they come from (n / (n - 1)).
+SMALL_GROUPS = 2
 # Held-out scores that make a series, and how many times as many another must have to be replaced.
 LEAST_SCORES = 3
 DENSER = 1.5
 RUNTIME = re.compile(r"eval[/_].+_runtime")  # TRL logs it for each problem set
 MOST_SHAPES = 256  # sets of names of rows, each with the cases that it is about
+
+
+# How the range of a reward is known: means within 0 to 1, logged extremes, means within -1 to 1, or
+# the spread of rewards that are never negative.
+RangeKind = Literal["share", "logged", "signed", "spread"]
 
 
 class DueCases(NamedTuple):
@@ -176,8 +190,10 @@ class Engine:
         derived = values | {"nonfinite": self._num_not_finite(values)}
         if "zero_signal" not in values and "reward" in values:
             derived["zero_signal"] = float(self._is_silent(values))
-        if "reward" in values and self._is_bounded(values["reward"]):
-            derived["bounded_reward"] = values["reward"]
+
+        share = self._share_of_range(values)
+        if share is not None:
+            derived["bounded_reward"] = share
         if derived.get("zero_signal", 0.0) >= SILENT:
             for name in OF_THE_UPDATE:
                 derived.pop(name, None)
@@ -216,15 +232,62 @@ class Engine:
         # may as well be one that was normalized.
         return reward <= 0 and not track.is_constant
 
-    def _is_bounded(self, reward: float) -> bool:
-        """Whether a reward varies within 0 to 1; what was said of one that leaves it is dropped."""
+    def _share_of_range(self, values: Mapping[str, float]) -> float | None:
+        """The place of the reward between its floor and the most that can be earned; None if that
+        is not known, or the reward has not varied. What was said of another range is dropped."""
+        reward = values.get("reward", math.nan)
         track = self.tracks.get("reward")
-        if not 0 <= reward <= 1:
+        if track is None or not track.lowest or not is_finite(reward):
+            return None
+
+        low = min(reward, track.lowest[0])
+        high = max(reward, track.highest)
+        kind = self._kind_of_range(low, high)
+        if kind != self._kind_of_range(track.lowest[0], track.highest):
             self.tracks.pop("bounded_reward", None)
-        if track is None or track.is_constant:
+        if track.is_constant:
+            return None
+
+        if kind == "share":
+            return reward
+        if kind == "logged":
+            floor = self.tracks["reward_min"].lowest[0]
+            return (reward - floor) / (self.tracks["reward_max"].highest - floor)
+        if kind == "signed":
+            return (reward + 1) / 2
+        if kind == "spread" and "reward_std" in values:
+            # If a share p of the completions earns the same, std / reward is sqrt((1 - p) / p).
+            squares = reward**2 + values["reward_std"] ** 2
+            return reward**2 / squares if squares > 0 else 0.0
+
+        return None
+
+    def _kind_of_range(self, low: float, high: float) -> RangeKind | None:
+        """How the range of a reward is known whose means lay between two values."""
+        least = self.tracks.get("reward_min")
+        most = self.tracks.get("reward_max")
+        if least and most and (least.lowest[0] < 0 or most.highest > 1):
+            return "logged" if most.highest > least.lowest[0] else None
+
+        if low >= 0 and high <= 1 and not self._is_spread_wider():
+            return "share"
+        if low >= 0 and "reward_std" in self.tracks:
+            return "spread"
+        if low >= -1 and high <= 1:
+            return "signed"
+
+        return None
+
+    def _is_spread_wider(self) -> bool:
+        """Whether rewards differ more than any within 0 to 1 of the same mean could."""
+        reward = self.tracks.get("reward")
+        spread = self.tracks.get("reward_std")
+        if reward is None or spread is None:
             return False
 
-        return min(reward, track.lowest[0]) >= 0 and max(reward, track.highest) <= 1
+        mean = reward.total / reward.num_seen
+        variance = (spread.total / spread.num_seen) ** 2
+        return variance > SMALL_GROUPS * bernoulli_variance(mean)
 
     def _greedy_gap(self, values: Mapping[str, float]) -> float | None:
         """Greedy accuracy against that of sampling, in the evaluation or else in training."""

@@ -47,6 +47,7 @@ Move = Literal["up", "down", "not_up", "still", "above", "below", "absent"]
 
 ROUNDING = 1e-9  # share of a level
 FLOAT32 = 1e-6  # the same of means that were computed in 32 bits
+NOTHING = 1e-7  # the mean of rewards that were normalized, in 32 bits
 # Onset: a value is healthy if it has moved less than this share of the way from its reference,
 # by a running median, so that one lucky row in a decline does not count.
 HEALTHY_SHARE = 0.25
@@ -337,7 +338,7 @@ class Track:
     def is_constant(self) -> bool:
         """Whether every value was the same, up to rounding."""
         largest = max(map(abs, (self.highest, *self.lowest[:1])))
-        return self.spread <= FLOAT32 * largest
+        return self.spread <= max(FLOAT32 * largest, NOTHING)
 
     @property
     def noise(self) -> float:
