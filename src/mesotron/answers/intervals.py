@@ -22,6 +22,7 @@ _SIGN = re.compile(
 _VARIABLE = re.compile(r"[a-zA-Z]|\\(?:theta|alpha|beta|lambda|mu|phi)(?![a-z])")
 _OR = re.compile(r" ?(?:, ?)?(?:\bor\b|\\lor(?![a-z])|\\vee(?![a-z])) ?|, ?(?=[^,]*[<>\\])")
 _BUILDER = re.compile(r"\\\{ ?[a-z](?: ?\\in ?\\mathbb\{?R\}?)? ?(?:\||\\mid|:) ?(.*)\\\}")
+_SET = re.compile(r"\\\{[^|:(\[{}]*\\\}")  # by its elements
 _INTERVAL = re.compile(r"(?:[a-zA-Z] ?\\in(?![a-z]) ?)?(?P<set>[(\[].*[)\]])")
 
 
@@ -34,6 +35,22 @@ def in_one_notation(answer: str, gold: str) -> tuple[str, str]:
         return answer, as_interval(expression_of(gold)) or gold
 
     return answer, gold
+
+
+def is_set_and_tuple(answer: str, gold: str) -> bool:
+    r"""Whether one is a set such as \{1, 2\} and the other a pair such as (1, 2)."""
+    first = expression_of(answer)
+    second = expression_of(gold)
+    return (_is_set(first) and _is_tuple(second)) or (_is_tuple(first) and _is_set(second))
+
+
+def _is_set(expression: str) -> bool:
+    return _SET.fullmatch(expression) is not None
+
+
+def _is_tuple(expression: str) -> bool:
+    is_whole = expression.startswith("(") and closing_place(expression) == len(expression) - 1
+    return is_whole and "," in expression
 
 
 def as_interval(expression: str) -> str | None:

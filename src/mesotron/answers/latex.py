@@ -42,6 +42,7 @@ _SPACE = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-z]))|~")
 TEXT = re.compile(
     r"\\(?:text(?:bf|rm|it|normal)?|math(?:rm|bf|it)|mbox|underline|fbox|emph|bm)\s*\{([^{}]*)\}"
 )
+_FORMULA_AND_TEXT = re.compile(r"^\$([^$]{1,80})\$( [^$]*)$")  # $5$ apples
 DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
@@ -94,13 +95,19 @@ def simplify_latex(text: str) -> str:
     text = _SPACE.sub(" ", text)
     text = TEXT.sub(r" \1", text)
 
-    text = text.strip(" *`").removesuffix(".")
+    text = without_period(text.strip(" *`"))
     for left, right in DELIMITERS:
         is_longer = len(text) > len(left + right)
         if is_longer and text.startswith(left) and text.endswith(right):
             text = text[len(left) : -len(right)]
 
-    return without_braces(" ".join(text.removesuffix(".").split()))
+    text = _FORMULA_AND_TEXT.sub(r"\1\2", text)
+    return without_braces(" ".join(without_period(text).split()))
+
+
+def without_period(text: str) -> str:
+    """The text without the end of its sentence. Dots go on: 0.33... is not 0.33."""
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 def without_braces(text: str) -> str:

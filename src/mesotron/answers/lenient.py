@@ -58,7 +58,7 @@ _DATE = re.compile(rf"(?:{_MONTHS})\s+\d")
 _GOES_ON = re.compile(
     rf"[\s-]+(?:(?:and|or)\s+)?(?:an?\s+)?{_ON}|\s+\d|[.:/]\d"
     rf"|['\"]\s?\d|\s*[-–~]\s*[$€£]?\d|\s+out\s+of\b|\s+(?:degrees\s+)?below\b"
-    rf"|(?:th|st|nd|rd)?\s+of\s+(?:{_MONTHS})\b"
+    rf"|(?:th|st|nd|rd)?\s+of\s+(?:{_MONTHS})\b|\s+(?:less|more|fewer)\s+than\b"
     # Two amounts: 5 apples and three pears, 5 feet 3 inches.
     rf"|\s+(?:[a-z]+\s+){{1,2}}(?:and|or)\s+(?:\d|{_ON})"
     rf"|\s+(?:feet|foot|hours?|minutes?|pounds?|years?|days?|weeks?|dollars?)\s+(?:\d|{_ON})"

@@ -35,6 +35,9 @@ _SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
     "quadrillion": 10**15,
+    "quintillion": 10**18,
+    "sextillion": 10**21,
+    "septillion": 10**24,
 }
 _SCALES |= {f"{word}s": value for word, value in _SCALES.items()}
 _COUNTS = {"dozen": 12, "dozens": 12, "tens": 10}  # no smaller number follows them
@@ -52,18 +55,17 @@ _DENOMINATORS = {
     "tenth": 10,
     "eleventh": 11,
     "twelfth": 12,
-    "fifteenth": 15,
-    "sixteenth": 16,
-    "twentieth": 20,
     "hundredth": 100,
     "thousandth": 1000,
     "millionth": 10**6,
+    "billionth": 10**9,
 }
+_DENOMINATORS |= {f"{word}th": 10 + k for k, word in enumerate(_TEENS) if k >= 3}
+_DENOMINATORS |= {f"{word[:-1]}ieth": 20 + 10 * k for k, word in enumerate(_TENS)}
 _PLURALS = {f"{word}s": value for word, value in _DENOMINATORS.items()} | {"halves": 2}
 _OTHERS = (
-    *("first", "thirteenth", "fourteenth", "seventeenth", "eighteenth", "nineteenth"),
-    *("thirtieth", "fortieth", "fiftieth", "sixtieth", "seventieth", "eightieth", "ninetieth"),
-    *("billionth", "ones", "twice", "thrice", "double", "triple", "halved", "doubled"),
+    *("first", "ones", "twice", "thrice", "double", "triple"),
+    *("halved", "doubled", "tripled", "quadrupled"),
 )
 
 NUMBER_WORDS = frozenset(

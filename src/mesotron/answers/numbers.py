@@ -81,7 +81,7 @@ _SIGNS = re.compile(
     r"(?P<behind>[-+])? ?"
 )
 _CURRENCY_BEHIND = re.compile(r" ?([$€£¥₹₩¢])(?=/|$)")
-_SUFFIX = re.compile(r"(k|m|mn|mln|b|bn|t|tn)(?![a-z])", re.ASCII | re.IGNORECASE)
+_SUFFIX = re.compile(r" ?(k|m|mm|mn|mln|b|bn|t|tn)(?![a-z])", re.ASCII | re.IGNORECASE)
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -172,7 +172,7 @@ def _currency_of(sign: str) -> str:
 
 
 def _with_suffix(value: Fraction, rest: str) -> tuple[Fraction, str]:
-    """$5k, $2.5M, €3bn."""
+    """$5k, $2.5 M, €3bn."""
     suffix = _SUFFIX.match(rest)
     if suffix is None:
         return value, rest

@@ -125,8 +125,8 @@ def literal(answer: str) -> str | None:
     >>> literal(r"12\!:\!00 \text{ P.M.}")
     '12:00P.M'
     """
-    # 1 000 is 1000, but 7 2 is not 72.
-    text = re.sub(r"(?<!\d) | (?!\d)| (?=\d{3}(?!\d))", "", tidy(answer)).removesuffix(".")
+    # 1 000 is 1000, but 7 2 is not 72, and 1. 5 is not 1.5.
+    text = re.sub(r"(?<![\d.]) | (?![\d.])| (?=\d{3}(?!\d))", "", tidy(answer)).removesuffix(".")
     is_whole = closes_its_braces(without_escaped_braces(text)) and any(map(str.isalnum, text))
     return text if is_whole else None
 

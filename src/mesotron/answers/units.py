@@ -31,6 +31,10 @@ _TEXT_LETTER = re.compile(
     r"([mshgLNJWVK])(?=[ }/])",
     re.ASCII,
 )
+_LARGE_NUMBER = re.compile(r"[a-z]+(?:illi|illo|illia)(?:on|ons|onen|nes|rd|rds|rden)", re.I)
+# Where the case of a letter is a factor: 5 MW is not 5 mW, and 5 Mb is not 5 MB.
+_MEGA = re.compile(r"M(m|g|A|W|J|V|N|Hz|Pa|eV)", re.ASCII)
+_BITS = re.compile(r"([kKMGT])b(ps)?", re.ASCII)
 # Where a unit may begin after an expression: 25\pi square inches.
 _AFTER_EXPRESSION = re.compile(r"(?<=[\w})\]]) (?=[A-Za-z][A-Za-z ./^{}23'-]*$)", re.ASCII)
 
@@ -61,7 +65,7 @@ def read_unit(text: str) -> str | None:
     if not _names_a_thing(words):
         return None
 
-    return " ".join(_canonical([word.casefold() for word in words]))
+    return " ".join(_canonical(list(map(_fold, words))))
 
 
 def split_unit(expression: str) -> tuple[str, str]:
@@ -107,13 +111,27 @@ def _split(text: str) -> list[str]:
     return words
 
 
+def _fold(word: str) -> str:
+    """A word in lower case, which keeps prefixes and bits apart."""
+    if _MEGA.fullmatch(word):
+        return f"mega{word[1:].casefold()}"
+    if _BITS.fullmatch(word):
+        return f"{word[0].casefold()}bit{word[2:]}"
+
+    return word.casefold()
+
+
 def _names_a_thing(words: list[str]) -> bool:
     names = [word.partition("^")[0] for word in words]
     if names in (["per"], ["a"]) or names[0] in _POWERS_BEHIND:
         return False
 
-    if not _NOT_UNITS.isdisjoint(name.casefold() for name in names):
+    if names[-1].casefold() in _WORDS["not_last"]:
         return False
+
+    for name in names:
+        if name.casefold() in _NOT_UNITS or _LARGE_NUMBER.fullmatch(name):
+            return False
 
     return all(_is_word_or_unit(names, place) for place in range(len(names)))
 
@@ -150,6 +168,9 @@ def _canonical(words: list[str]) -> list[str]:
 
 def _name_of(words: list[str]) -> list[str]:
     """The words up to "of", "in" and the like: cups of flour, dollars in total."""
+    if len(words) > 1 and words[0] in ("a", "an"):  # 5 a day, but half of a day
+        words = ["per", *words[1:]]
+
     while len(words) > 1 and words[0] in ("of", "a", "an", "the"):
         words = words[1:]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from mesotron.answers import expressions
 from mesotron.answers.colons import compare_colons, is_clock_time
 from mesotron.answers.expressions import Request
-from mesotron.answers.intervals import in_one_notation
+from mesotron.answers.intervals import in_one_notation, is_set_and_tuple
 from mesotron.answers.latex import MAX_LENGTH
 from mesotron.answers.numbers import read_abbreviated, read_number, same_number
 from mesotron.answers.screen import (
@@ -324,7 +324,7 @@ def _decide(answer: str, gold: str) -> bool | None:
     if answer_words is not None or gold_words is not None:
         return answer_words == gold_words
 
-    if gold_number and unfinished(answer):
+    if (gold_number and unfinished(answer)) or is_set_and_tuple(answer, gold):
         return False
 
     return None
