@@ -46,7 +46,7 @@ from mesotron.runs.files import printable
 from mesotron.runs.own_code import is_our_own
 from mesotron.runs.process import SharedFailure, is_main, mark_start, num_processes
 from mesotron.runs.resume import eval_defaults, settings_to_resume
-from mesotron.runs.trust import code_names, search_working_folder
+from mesotron.runs.trust import code_names, names_code, search_working_folder
 
 C = TypeVar("C")
 
@@ -458,7 +458,7 @@ def names_own_code(config_type: Any, words: Words, base: Any | None, default: An
 
     for flag, setting in flags_of(config_type).items():
         if setting.field.metadata.get("is_code"):
-            own |= {word for word in words.flags.get(flag, []) if ":" in word}
+            own |= set(filter(names_code, words.flags.get(flag, [])))
 
     if own:
         search_working_folder()

@@ -5,6 +5,7 @@ the links name, is as before, nothing ran, and the command ended in one sentence
 """
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -45,6 +46,23 @@ def link(entry: str, target: str = "secret") -> Change:
     return change
 
 
+def hard_link(entry: str, target: str = "documents/letter") -> Change:
+    """Give a file of the home a second name in the gift."""
+
+    def change(gift: Path, home: Path) -> None:
+        (gift / entry).unlink(missing_ok=True)
+        os.link(home / target, gift / entry)
+
+    return change
+
+
+def option_of_trl(option: str) -> Change:
+    def change(gift: Path, home: Path) -> None:
+        write(gift / "config.json", to_plain(TrainConfig(trl=(option,))))
+
+    return change
+
+
 def gguf(body: bytes) -> Change:
     def change(gift: Path, home: Path) -> None:
         write(gift / "model.gguf", b"GGUF" + struct.pack("<I", 3) + body)
@@ -80,6 +98,7 @@ def tournament(gift: Path, home: Path) -> None:
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 CHAT = "chat gift/model --max-tokens 1 --device cpu --prompt"
+RESUME = "train --resume gift"
 SWEEP = "compare sweep arith --space optim.lr=1e-5..1e-3 --out gift"
 NEW = "train --out gift/empty --steps 1 --device cpu --task.num-eval 1 --batch 2 --max-tokens 2"
 CASES = (
@@ -103,6 +122,10 @@ CASES = (
     Case("cells elsewhere", tournament, "compare arith --out gift"),
     Case("trials elsewhere", link("trials", "documents"), SWEEP),
     Case("a journal elsewhere", link("study.log"), SWEEP),
+    Case("a journal's second name", hard_link("study.log"), SWEEP),
+    Case("a lock's second name", hard_link("lock"), "train --resume gift"),
+    Case("a server in TRL's options", option_of_trl("vllm_server_host=192.0.2.1"), RESUME),
+    Case("a Space in TRL's options", option_of_trl("trackio_space_id=a/b"), RESUME),
     Case("GGUF, 2^60 keys", gguf(struct.pack("<QQ", 0, 2**60)), "eval gift/model.gguf"),
     Case("GGUF, 2^60 tensors", gguf(struct.pack("<QQ", 2**60, 0)), "eval gift/model.gguf"),
     Case("GGUF, a key of 2^60", gguf(struct.pack("<QQQ", 0, 1, 2**60)), "eval gift/model.gguf"),

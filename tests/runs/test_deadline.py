@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from mesotron.runs import deadline
+
 BEGIN = """
 import re, sys, time
 from pathlib import Path
@@ -103,3 +105,20 @@ print(second.poll() is not None)
 """)
     assert done.stdout == "True\n"
     assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+def test_the_second_process_writes_through_no_link(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    link = tmp_path / "spent.json"
+    link.symlink_to(secret)
+    with pytest.raises(OSError, match=r"spent\.json"):
+        deadline.add_values(link, {"stopped": True})
+
+    own = tmp_path / "own.json"
+    own.write_text('{"seconds": 3}')
+    (tmp_path / ".own.json.limit").symlink_to(secret)
+    deadline.add_values(own, {"stopped": True})
+
+    assert json.loads(own.read_text()) == {"seconds": 3, "stopped": True}
+    assert secret.read_text() == "{}"

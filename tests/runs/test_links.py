@@ -181,6 +181,40 @@ def test_files_are_opened_without_following(tmp_path, secret):
     assert secret.read_text() == "secret"
 
 
+@pytest.mark.parametrize("mode", ["a", "w", "r+", "wb", "ab"])
+def test_nothing_is_written_to_a_file_with_another_name(tmp_path, secret, mode):
+    os.link(secret, tmp_path / "samples.jsonl")
+
+    with pytest.raises(ValueError, match="hard link"):
+        open_own(tmp_path / "samples.jsonl", mode)
+
+    assert secret.read_text() == "secret"
+    with open_own(tmp_path / "samples.jsonl") as file:  # it holds no more than a copy would
+        assert file.read() == "secret"
+
+
+def test_a_resumed_run_writes_to_no_hard_link(run, secret):
+    secret.write_text('{"step": 1, "completion": "theirs"}\n')
+    os.link(secret, run.path / "samples.jsonl")
+
+    with pytest.raises(ValueError, match="hard link"):
+        run.append("samples", {"step": 2})
+
+    run.cut_after(1)  # as resuming does: the kept rows are a new file
+    run.append("samples", {"step": 2})
+
+    assert [row["step"] for row in run.rows("samples")] == [1, 2]
+    assert secret.read_text() == '{"step": 1, "completion": "theirs"}\n'
+
+
+def test_a_file_opened_to_write_is_emptied(tmp_path):
+    (tmp_path / "a").write_text("longer than before")
+    with open_own(tmp_path / "a", "w") as file:
+        file.write("new")
+
+    assert (tmp_path / "a").read_text() == "new"
+
+
 def test_a_link_named_like_a_draft_is_removed(tmp_path, secret):
     (tmp_path / ".spent.json.writing").symlink_to(secret)
     write_whole(tmp_path / "spent.json", "new")

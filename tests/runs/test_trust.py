@@ -87,6 +87,24 @@ def test_nothing_of_a_stranger_runs(gift, capsys, words):
         assert "--trust" in error
 
 
+@pytest.mark.parametrize(
+    "option", ["vllm_server_host=192.0.2.1", "trackio_space_id=them/theirs", "deepspeed=ds.json"]
+)
+def test_an_option_of_trl_that_reaches_elsewhere_needs_trust(tmp_path, capsys, option):
+    """None of them has a colon."""
+    config = TrainConfig(trl=("top_k=20", option))
+    RunFolder.create(tmp_path / "gift", config, {})
+    words = ["train", "--resume", str(tmp_path / "gift")]
+
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert option in error
+    assert "top_k" not in error
+
+    key, _, value = option.partition("=")
+    assert cli.parse(TrainConfig, [*words[1:], f"--trl.{key}", value]).trust
+
+
 def test_a_world_of_a_checkpoint_needs_trust_or_its_name(gift):
     policy: Any = None
     saved = Saved(policy, 1, WorldConfig(name=EVIL), gift, None)
@@ -132,6 +150,8 @@ def test_cells_of_a_tournament_are_not_believed(gift):
         "cells": [vars(cell) | {"run": "../precious"}],
     }
 
-    (gift / "tournament.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="precious"):
-        read_tournament(gift)
+    for place in ({"run": "../precious"}, {"id": "..", "run": "cells/.."}):
+        record["cells"] = [vars(cell) | place]
+        (gift / "tournament.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match="not in cells/"):
+            read_tournament(gift)

@@ -124,7 +124,8 @@ def read_tournament(folder: Path) -> Tournament:
         setattr(record, name, [from_plain(kind, one, str(path)) for one in values.get(name, ())])
 
     for cell in record.cells:  # its folder is removed and made again
-        if cell.run != f"cells/{cell.id}" or cell.id != Path(cell.id).name:
+        is_name = cell.id == Path(cell.id).name and cell.id != ".."
+        if cell.run != f"cells/{cell.id}" or not is_name:
             raise ValueError(f"{path}: the cell {cell.id!r} is not in cells/: {cell.run!r}")
 
     return record

@@ -36,7 +36,7 @@ from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
 from mesotron.runs.files import append_row, read_rows, write_json
 from mesotron.runs.folder import try_lock
-from mesotron.runs.links import make_own_folder, refuse_link, refuse_links
+from mesotron.runs.links import make_own_folder, refuse_links, refuse_links_to_write
 from mesotron.runs.workers import Job
 from mesotron.watch.engine import Engine
 
@@ -59,7 +59,7 @@ def run(config: SweepConfig) -> int:
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     make_own_folder(folder / "trials")
     refuse_links(folder / "trials")
-    refuse_link(folder / JOURNAL)  # Optuna opens it
+    refuse_links_to_write(folder / JOURNAL)  # Optuna opens it
     console = SafeConsole()
     study = Study(space, config, folder)
     Sweep(study, space, config, console).run()

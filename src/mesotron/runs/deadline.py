@@ -194,8 +194,7 @@ def watch_from_outside(
     wait_for(run, kill)
 
     with suppress(OSError, ValueError):
-        spent = json.loads(path.read_text())
-        path.write_text(json.dumps(spent | values, indent=2) + "\n")
+        add_values(path, values)
 
     print(
         "mesotron: the limit was reached in code that nothing can interrupt; the run was killed. "
@@ -203,6 +202,19 @@ def watch_from_outside(
         file=sys.stderr,
     )
     os.kill(run, signal.SIGKILL)
+
+
+def add_values(path: Path, values: dict[str, Any]) -> None:
+    """Replace a file of a run, without following links."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        spent = json.loads(file.read())
+
+    draft = path.with_name(f".{path.name}.limit")
+    draft.unlink(missing_ok=True)
+    with draft.open("x") as file:
+        file.write(json.dumps(spent | values, indent=2) + "\n")
+
+    draft.replace(path)
 
 
 def wait_for(run: int, seconds: float) -> None:

@@ -26,12 +26,34 @@ def open_own(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
 
 
 def _open_without_following(path: str, flags: int) -> int:
+    # It is emptied only once it is known to be the run's own.
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+        file = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             refuse_link(Path(path))
         raise
+
+    try:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            _refuse_other_names(file, path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(file, 0)
+    except BaseException:
+        os.close(file)
+        raise
+
+    return file
+
+
+def _refuse_other_names(file: int, path: str) -> None:
+    """What is written to a hard link is written to the file's other names, too."""
+    status = os.fstat(file)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise ValueError(
+            f"{path} is a hard link, which a run does not write to: put a copy of the file in its "
+            "place"
+        )
 
 
 def open_draft(path: Path, mode: str = "x", **options: Any) -> IO[Any]:
@@ -47,6 +69,12 @@ def make_own_folder(path: Path) -> None:
     """Make a folder of a run, and those above it, unless it is there; refuses a link."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_links_to_write(path: Path) -> None:
+    """For a file that a library opens to write."""
+    if os.path.lexists(path):
+        open_own(path, "ab").close()
 
 
 def refuse_link(path: Path) -> None:

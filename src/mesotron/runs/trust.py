@@ -16,6 +16,13 @@ from typing import Any
 from mesotron.config.base import flag_of, suggest
 from mesotron.runs.own_code import calling, text_of
 
+# Options of TRL that reach elsewhere without a colon: servers, Spaces, files of settings.
+REACHING = ("vllm_server", "trackio", "hub_", "deepspeed", "fsdp", "accelerator_config")
+
+
+def names_code(value: str) -> bool:
+    return ":" in value or value.startswith(REACHING)
+
 
 def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     """Name and values of the settings of a config and its sections that name code."""
@@ -24,12 +31,16 @@ def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[st
             yield from code_settings(value, f"{prefix}{item.name}.")
         elif item.metadata.get("is_code") and value:
             values = value if isinstance(value, tuple) else (value,)
-            if any(":" in one for one in values):
+            if any(map(names_code, values)):
                 yield flag_of(item, prefix), values
 
 
 def code_names(config: Any) -> list[str]:
-    return [one for _, values in code_settings(config) for one in values if ":" in one]
+    named: list[str] = []
+    for _, values in code_settings(config):
+        named += filter(names_code, values)
+
+    return named
 
 
 def check_trusted(names: Collection[str], source: object, trust: bool) -> None:
