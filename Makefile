@@ -25,7 +25,7 @@ demo: $(DEMO_STAMP)  ## a small model learns in minutes, then one picture of the
 	$(BIN)/mesotron train
 	$(BIN)/mesotron optim spectrum muon pion --cutoff aligned --brief
 
-test: lint pytest  ## lint, types and every test that is not slow
+test: lint docs pytest  ## lint, types, the site and every test that is not slow
 
 lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/ruff check .
@@ -70,8 +70,8 @@ golden: $(STAMP)  ## bit-equal runs of BASE=REV and today's code; ONLY="NAME.." 
 screenshots: $(STAMP)  ## retake the documentation's screenshots of the report (needs chromium)
 	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/report/test_browser.py -k screenshots
 
-docs: $(STAMP)  ## the documentation as a site, in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(STAMP)  ## the documentation as a site, in site/; a wrong link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

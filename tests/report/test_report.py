@@ -13,7 +13,7 @@ from mesotron import cli
 from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, data, read_run, read_runs, render_runs
-from mesotron.report.page import asset, embed, fingerprint, plotly, visible
+from mesotron.report.page import asset, embed, fingerprint, visible
 from mesotron.report.read import Run, read_metrics
 from mesotron.report.summary import summarize_run
 from mesotron.report.tournament import render_tournament
@@ -121,6 +121,74 @@ def test_a_gain_is_reported_by_its_interval(tmp_path):
         }
         run.save("result", run.result | {"gain": gain})  # pyright: ignore
         assert verb in summarize_run(read_run(run.path))[0]
+
+
+def test_the_reward_comes_first_and_what_says_little_is_folded(tmp_path):
+    rows = [make_row(k, 20, random.Random(k)) for k in range(1, 21)]
+    for row in rows:
+        row |= {"optim/muon/dead_blocks": 0.0, "optim/muon/passed_rank": row["reward"]}
+        row |= {"learning_rate": 1e-5, "eval/greedy": 0.0}
+
+    path = make_run(tmp_path / "a", rows=rows, events=[make_event(5)]).path
+    html = render_runs([read_run(path)])
+    titles = re.findall(r'<h2 id="[^"]*">([^<]*)</h2>', html)
+    assert titles[:2] == ["Is it learning?", "Watch"]
+    assert html.index("<h3>Reward</h3>") < html.index("step 5, warning")
+
+    folds = re.findall(r'<details class="fold"><summary>(.*?)</summary>', html)
+    folded = next(title for title in folds if "Dead blocks" in title)
+    assert "Learning rate (1e-05 throughout)" in folded
+    assert "Directions passed" in folded
+    assert not any("Held-out accuracy" in title for title in folds)  # flat, but the question
+
+
+def test_the_best_evaluation_is_marked(tmp_path):
+    rows = [make_row(k, 20, random.Random(k)) for k in range(1, 21)]
+    for step, accuracy in ((5, 0.4), (10, 0.8), (15, 0.8), (20, 0.6)):
+        rows[step - 1]["eval/greedy"] = accuracy
+
+    run = make_run(tmp_path / "a", rows=rows)
+    page = page_of(run.path)
+    marks = [mark for mark in page.data["runs"][0]["marks"] if mark["severity"] == "best"]
+    assert [mark["step"] for mark in marks] == [10]
+    assert "0.8 at step 10" in page.text
+    assert "checkpoint-10" not in page.text
+
+    (run.path / "checkpoints" / "checkpoint-10").mkdir(parents=True)
+    assert "checkpoint-10" in page_of(run.path).text
+
+
+def test_a_comparison_says_of_each_run_what_its_own_page_says(tmp_path):
+    runs = []
+    for name, count in (("long", 60), ("dead", 60), ("short", 4)):
+        rows = [make_row(k, 60, random.Random(k)) for k in range(1, count + 1)]
+        if name == "dead":
+            for row in rows[30:]:
+                row["reward"] = 0.01
+        runs.append(make_run(tmp_path / name, count, rows=rows).path)
+
+    together = page_of(*runs).text
+    for path in runs:
+        own = read_run(path)
+        assert f"{own.condition}: " in together
+        assert f"{own.condition}".capitalize() + f": {own.name}." in together
+        assert {"class": f"figure {own.condition}"} in page_of(path).find("div")
+
+    assert {read_run(path).condition for path in runs} == {"healthy", "dead", "unknown"}
+
+
+def test_the_report_and_the_watch_agree(capsys):
+    for name in ("arith", "vote", "rescued"):
+        path = Path(__file__).parents[1] / "golden" / "runs" / name
+        cli.main(["watch", str(path), "--json"])
+        record = json.loads(capsys.readouterr().out)
+        diagnosis = read_run(path).diagnosis
+
+        assert diagnosis is not None
+        assert diagnosis.cause == record["cause"]
+        assert [each.condition for each in diagnosis.phases] == [
+            phase["condition"] for phase in record["phases"]
+        ]
 
 
 def test_every_metric_is_drawn_once(tmp_path):
@@ -269,7 +337,8 @@ def test_runs_of_snake_and_of_vla(tmp_path):
     assert "90.0% success, 10.0% with a wrong instruction" in page.text
     assert list(page.charts) == ["Loss", "Update RMS", "Gradient signal-to-noise ratio"]
 
-    run.append("metrics", {"step": 30, "loss": float("nan")})
+    for step in (30, 40, 50, 60):
+        run.append("metrics", {"step": step, "loss": float("nan")})
     event = {
         "step": 30,
         "detector": "nonfinite",
@@ -415,11 +484,17 @@ def test_twenty_long_runs_fit_the_page():
         run.__dict__.update(columns=columns, diagnosis=None)
 
     html = render_runs(runs)
-    own = len(html.encode()) - len(plotly()[1])
-    assert 400_000 < own < 3_000_000
+    assert 400_000 < len(html.encode()) < 1_500_000
+    assert 400_000 < len(render_runs(runs[:4]).encode()) < 1_000_000
 
     charts = Page(html).data["charts"]
     assert min(len(line["y"]) for chart in charts for line in chart["lines"]) >= data.FEWEST_POINTS
+
+
+def test_the_page_of_a_run_is_small():
+    runs = Path(__file__).parents[1] / "golden" / "runs"
+    for name in ("arith", "vote", "rescued"):
+        assert len(render_runs([read_run(runs / name)]).encode()) < 250_000
 
 
 def test_a_spike_of_one_step_survives_the_reduction(tmp_path):
@@ -470,7 +545,7 @@ def test_model_output_never_becomes_markup(tmp_path):
         assert not any(name.startswith("on") for name in attributes)
         assert {"src", "style"}.isdisjoint(attributes)
         assert all(str(tag["href"]).startswith("#") for tag in page.find("a"))
-        assert len(page.find("script")) == html.count("</script>") == 3
+        assert len(page.find("script")) == html.count("</script>") == 2
 
         for invisible in "\u2028\u2029\u202e\u2066\x00\x1b\ud800":
             assert invisible not in html
@@ -489,20 +564,23 @@ def test_text_and_json_are_made_safe():
     assert json.loads(held) == {"k</script>": values}
 
 
-def test_the_policy_allows_two_scripts_and_no_request(tmp_path):
+def test_the_policy_allows_one_script_and_no_request(tmp_path):
     html = render_runs(read_runs([make_run(tmp_path / "a").path]))
     metas = [tag for tag in Page(html).find("meta") if tag.get("http-equiv")]
     (policy,) = [str(tag["content"]) for tag in metas]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
-    script = asset("page.js")
+    script = asset("chart.js") + asset("page.js")
+    style = asset("page.css")
 
     assert rules["default-src"] == "'none'"
-    assert rules["script-src"] == f"{fingerprint(script)} {fingerprint(plotly()[0])}"
-    assert rules["style-src"] == "'unsafe-inline'"
+    assert rules["script-src"] == fingerprint(script)
+    assert rules["style-src"] == fingerprint(style)
+    assert f"<style>{style}</style>" in html
     assert f"<script>{script}</script>" in html
     assert "</script" not in script
 
-    for text in (script, asset("page.css"), html):
+    for text in (script, style, html):
+        text = text.replace("http://www.w3.org/2000/svg", "").replace("url(#clip", "")
         assert not re.search(r"https?://|url\(|@import|fetch\(", text)
 
 

@@ -17,8 +17,8 @@ from mesotron.report.read import Column, Run, finite_values, make_columns
 from mesotron.runs.files import Row
 
 # Numbers a page may hold, about seven bytes each, for the named charts and for the others.
-BUDGET = 120_000
-BUDGET_REST = 45_000
+BUDGET = 75_000
+BUDGET_REST = 25_000
 MOST_POINTS = 300
 FEWEST_POINTS = 24
 MOST_BANDS = 4  # bands of more runs hide one another
@@ -48,6 +48,7 @@ class Plot:
     log: bool = False
     standalone: bool = False
     unless: str = ""
+    internal: bool = False
 
 
 def read_catalog(path: Path) -> dict[str, tuple[Plot, ...]]:
@@ -112,6 +113,19 @@ class Chart:
     x_name: str | None = None  # of a chart with its own x axis; None for the page's
     rules: tuple[tuple[float, str], ...] = ()  # horizontal lines: (height, label)
     rest: bool = False  # of a metric that is not in the catalog
+    internal: bool = False  # of interest to few
+
+    @property
+    def is_flat(self) -> bool:
+        """Every line keeps one finite value."""
+        for line in self.lines:
+            summary = line.summary
+            if not summary.get("count") or summary["broken"]:
+                return False
+            if summary["low"][0] != summary["high"][0]:
+                return False
+
+        return True
 
     def record(self) -> dict[str, Any]:
         lines = [line.record("rest" if self.rest else "main") for line in self.lines]
@@ -340,7 +354,8 @@ def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
         lines.append(Line(0, name, index, mean, low, high, summary=summary))
 
     note = plot.note if band else _note_without_band(plot)
-    return [Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))]
+    rules = _rules(plot, run)
+    return [Chart(plot.title, lines, note, plot.log, rules=rules, internal=plot.internal)]
 
 
 def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Grids) -> Chart:
@@ -358,7 +373,7 @@ def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Gri
     different = {_rules(plot, run) for run in runs} - {()}
     rules = different.pop() if len(different) == 1 else ()
 
-    return Chart(title, lines, note, plot.log, rules=rules)
+    return Chart(title, lines, note, plot.log, rules=rules, internal=plot.internal)
 
 
 def _overlaid_lines(

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, read_rows, rows_of_steps
-from mesotron.watch import DETECTORS
 from mesotron.watch.detectors import Action, Event, Evidence
-from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
+from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
 from mesotron.watch.engine import Monitor, is_number, merge_history
 from mesotron.watch.log import MAX_ROWS, NO_STEPS, read_log
 from mesotron.watch.metrics import Names, canonical, standard_row
@@ -21,6 +20,14 @@ Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
 SPECTRUM = {"block", "before", "after", "rank", "shape", "rule"}  # keys of a row of spectra.jsonl
 
+# Held-out scores, the first that a run has, and their names.
+HELD_OUT = {
+    "eval/greedy": "held-out accuracy",
+    "eval/accuracy": "held-out accuracy",
+    "eval/reward": "held-out reward",
+    "eval/success": "success",
+}
+
 # Fields that only the config of this kind of run has.
 _SIGNATURES: dict[Kind, tuple[str, ...]] = {
     "train": ("recipe", "rollout", "objective"),
@@ -28,6 +35,16 @@ _SIGNATURES: dict[Kind, tuple[str, ...]] = {
     "snake": ("muon_lr", "num_envs", "total_timesteps"),
     "vla": ("demos", "policy", "optim"),
 }
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run."""
+
+    step: int
+    value: float
+    measure: str
+    checkpoint: str = ""  # the name of its folder, where that is still there
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,7 @@ class Run:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """The watch's diagnosis; None without a metric that it knows."""
+        """The diagnosis of `mesotron watch`; None without a metric that it knows."""
         has_reward = any("reward" in canonical(row) for row in self.rows[:50])
         others = {"vla": self.logged_events, "other": any(map(canonical, self.rows))}
         if not (has_reward or others.get(self.kind)):
@@ -80,16 +97,7 @@ class Run:
         monitor = Monitor()
         monitor.replay(merge_history(self.rows, self.logged_events), ())
 
-        events = monitor.events
-        if self.kind != "other":
-            known = {detector.name for detector in DETECTORS}
-            events = []
-            for row in self.logged_events:
-                event = parse_event(row)
-                if isinstance(event, Event) and event.detector in known:
-                    events.append(event)
-
-        return diagnose(self.rows, monitor.engine, events, actions=monitor.actions)
+        return diagnose_run(monitor)
 
     @cached_property
     def events(self) -> list[Row]:
@@ -106,6 +114,24 @@ class Run:
         is_watched = self.kind in ("train", "vla", "other")
         if is_watched and self.diagnosis:
             return self.diagnosis.condition
+
+        return None
+
+    @cached_property
+    def best(self) -> Best | None:
+        """The best of several evaluations; None with fewer than two."""
+        for metric, measure in HELD_OUT.items():
+            column = self.columns.get(metric, [])
+            scores = []
+            for step, value in zip(self.steps, column):
+                if value is not None and math.isfinite(value):
+                    scores.append((value, -int(step)))
+
+            if len(scores) > 1:
+                value, negative = max(scores)  # the first of equal ones
+                name = f"checkpoint-{-negative}"
+                is_kept = (self.path / "checkpoints" / name).is_dir()
+                return Best(-negative, value, measure, name if is_kept else "")
 
         return None
 

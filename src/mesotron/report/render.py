@@ -11,7 +11,7 @@ from mesotron.evaluate.transcripts import (
     verdict,
 )
 from mesotron.report import summary
-from mesotron.report.data import make_chapters, make_grids, make_rest, make_spectra
+from mesotron.report.data import CATALOG, Chart, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.page import (
     Block,
     Page,
@@ -22,6 +22,7 @@ from mesotron.report.page import (
     pairs_table,
     table,
     text,
+    trend,
 )
 from mesotron.report.read import Run
 from mesotron.runs.files import Row
@@ -56,8 +57,7 @@ def make_page(run: Run) -> Page:
         figures=summary.figures_of(run),
     )
 
-    page.add("Watch", *watch_blocks(run))
-    add_charts(page, [run])
+    add_charts(page, [run], watch_blocks(run))
     page.add("Completions", *completion_blocks(run, PAIRS))
     page.add("Settings", *settings(run))
 
@@ -72,7 +72,7 @@ def make_page_of_several(runs: Sequence[Run]) -> Page:
         names=[run.name for run in runs],
     )
 
-    page.add("Runs", runs_table(runs), differences(runs))
+    page.add("Runs", runs_table(runs))
     add_charts(page, runs)
 
     written = []
@@ -82,27 +82,57 @@ def make_page_of_several(runs: Sequence[Run]) -> Page:
             written.append(fold(run.name, *blocks))
 
     page.add("Completions", *written)
-    page.add("Settings", *(fold(run.name, *settings(run)) for run in runs))
+    page.add("Settings", differences(runs), *(fold(run.name, *settings(run)) for run in runs))
 
     return page
 
 
-def add_charts(page: Page, runs: Sequence[Run]) -> None:
-    """The catalog's chapters, the spectra, and all other metrics folded."""
+def add_charts(page: Page, runs: Sequence[Run], watch: Sequence[Block] = ()) -> None:
+    """The reward and its kin, the watch, the catalog's other chapters, the rest folded."""
     grids = make_grids(runs)
     page.add_runs(runs, grids.record(runs))
 
-    for question, charts in make_chapters(runs, grids).items():
-        page.add(question, page.frames(charts))
+    first = next(iter(CATALOG))
+    chapters = make_chapters(runs, grids)
+
+    page.add(first, page.frames(chapters.pop(first, [])))
+    page.add("Watch", *watch)
+    for question, charts in chapters.items():
+        page.add(question, *chapter_blocks(page, charts))
 
     spectra = make_spectra(runs[0]) if len(runs) == 1 else []
     if spectra:
         note = "Singular values of each block before and after the filter, relative to the largest."
-        page.add("What does the filter do?", text(note), page.frames(spectra))
+        filters = fold(f"{len(spectra)} blocks", text(note), page.frames(spectra))
+        page.add("What does the filter do?", filters)
 
     rest = make_rest(runs, grids)
     if rest:
         page.add("Other metrics", fold(f"{len(rest)} more", page.frames(rest)))
+
+
+def chapter_blocks(page: Page, charts: Sequence[Chart]) -> list[Block | None]:
+    """Charts that move in view; flat and internal ones folded under their names."""
+    shown = []
+    folded = []
+    for chart in charts:
+        if chart.internal or chart.is_flat:
+            folded.append(chart)
+        else:
+            shown.append(chart)
+
+    blocks = [page.frames(shown)]
+    if folded:
+        blocks.append(fold(", ".join(map(title_with_value, folded)), page.frames(folded)))
+
+    return blocks
+
+
+def title_with_value(chart: Chart) -> str:
+    if len(chart.lines) == 1 and chart.is_flat:
+        return f"{chart.title} ({trend(chart.lines[0])})"
+
+    return chart.title
 
 
 # The watch
@@ -166,19 +196,17 @@ def runs_table(runs: Sequence[Run]) -> Block:
         score = summary.final_score(run)
         reached = f"{score.label} {score.text}" if score else ""
 
-        condition = run.condition or ""
+        state = summary.verdict_of(run)
+        if not run.result:
+            state = f"{state} (unfinished)".strip()
 
-        if run.result:
-            state = condition
-        else:
-            state = f"{condition} (unfinished)".strip()
-
-        shown = cell(state, css="stop") if condition == "dead" else state
+        shown = cell(state, css="stop") if run.condition == "dead" else state
+        best = f"{run.best.value:.3g} at step {run.best.step}" if run.best else ""
 
         name = cell(run.name, style=index)
-        rows.append([name, reached, shown, str(run.last_step), summary.cost_of(run)])
+        rows.append([name, reached, best, shown, str(run.last_step), summary.cost_of(run)])
 
-    return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
+    return table(["run", "result", "best evaluation", "watch", "steps", "cost"], rows, "Runs")
 
 
 def differences(runs: Sequence[Run]) -> Block | None:
@@ -187,9 +215,9 @@ def differences(runs: Sequence[Run]) -> Block | None:
 
     rows = []
     for name in names:
-        values = [flat.get(name) for flat in flats]
+        values = [flat.get(name, "none") for flat in flats]
         if len(set(values)) > 1 and name != "out":
-            rows.append([name, *(value or "" for value in values)])
+            rows.append([name, *values])
 
     if not rows:
         return None

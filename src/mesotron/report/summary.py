@@ -34,18 +34,28 @@ def summarize_run(run: Run) -> list[str]:
 
 
 def summarize_runs(runs: Sequence[Run]) -> list[str]:
-    sentences = [_best_and_worst(runs)]
+    return [_best_and_worst(runs), *_conditions(runs)]
 
-    for condition in ("dead", "drifting"):
+
+def _conditions(runs: Sequence[Run]) -> list[str]:
+    """Which runs are dead, drifting, healthy or unknown, each by its own verdict."""
+    sentences = []
+    for condition in ("dead", "drifting", "unknown", "healthy"):
         names = [run.name for run in runs if run.condition == condition]
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            return [*sentences, f"{condition.capitalize()}: {', '.join(names[:4])}{more}."]
-
-    if any(run.condition for run in runs):
-        sentences.append("No problems detected.")
+            sentences.append(f"{condition.capitalize()}: {', '.join(names[:4])}{more}.")
 
     return sentences
+
+
+def verdict_of(run: Run) -> str:
+    """Such as "dead: reward collapse", as on the run's own page; "" for one not watched."""
+    if run.condition is None:
+        return ""
+
+    why = _why(run, run.condition)
+    return f"{run.condition}: {why}" if why else run.condition
 
 
 def _best_and_worst(runs: Sequence[Run]) -> str:
@@ -95,6 +105,11 @@ def figures_of(run: Run) -> list[Figure]:
     figures = _score_figures(run)
     if run.condition:
         figures.append(Figure("watch", run.condition, _why(run, run.condition)))
+
+    if run.best is not None:
+        kept = run.best.checkpoint or "no checkpoint of it is left"
+        value = f"{run.best.value:.3g} at step {run.best.step}"
+        figures.append(Figure("best evaluation", value, kept))
 
     seconds = seconds_of(run)
     if seconds is not None:

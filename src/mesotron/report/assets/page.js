@@ -1,143 +1,350 @@
-"use strict";
-// Draws every chart with Plotly from the page's JSON, and applies one state to all of them.
-const $ = (id) => document.getElementById(id), all = (what) => [...document.querySelectorAll(what)];
-const data = JSON.parse($("data").textContent), key = `mesotron report ${document.title}`;
-const recall = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } };
-const state = { axis: "steps", smooth: data.smooth, hidden: [], theme: "auto", zoom: null, ...recall() };
-const SIGNS = { warn: "▲", stop: "■", clear: "○", rollback: "↺" }, LEVELS = { warn: "fair", stop: "bad" };
-const DASHES = ["solid", "dash", "dot", "dashdot"], SHAPES = ["circle", "square", "diamond", "triangle-up"];
-const colors = {}; // of the current theme
-function color(name) {
-  if (!colors[name]) { $("said").style.color = `var(--${name})`; colors[name] = getComputedStyle($("said")).color; }
-  return colors[name];
-}
-const fade = (rgb, share) => rgb.replace("rgb(", "rgba(").replace(")", `, ${share})`);
-const escape = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`); // Plotly knows some tags
+// The page: one state for all charts, and what changes it.
 
-function smoothed(values) { // a running mean from both sides, so that nothing comes late
+const $ = (id) => document.getElementById(id);
+const all = (what) => [...document.querySelectorAll(what)];
+const data = JSON.parse($("data").textContent);
+const key = `mesotron report ${document.title}`;
+const THEMES = { auto: "light", light: "dark", dark: "auto" };
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
+const ORDER = ["note", "clear", "warn", "best", "stop", "rollback"]; // the last says most
+const MOST_MARKED = 4; // runs whose events have lines; of more, only their signs
+
+const state = {
+  axis: "steps",
+  smooth: data.smooth,
+  hidden: [],
+  theme: "auto",
+  zoom: null,
+  ...recall(),
+};
+
+function recall() {
+  try {
+    return JSON.parse(sessionStorage.getItem(key)) || {};
+  } catch {
+    return {};
+  }
+}
+
+// What to draw
+
+// A running mean from both sides, so that nothing comes late.
+function smoothed(values) {
   const pass = (list) => {
-    let sum = 0, weight = 0;
-    return list.map((y) => (y === null ? null : (sum = sum * state.smooth + y) / (weight = weight * state.smooth + 1)));
+    let sum = 0;
+    let weight = 0;
+    return list.map((y) => {
+      if (y === null) return null;
+      sum = sum * state.smooth + y;
+      weight = weight * state.smooth + 1;
+      return sum / weight;
+    });
   };
+
   const back = pass([...values].reverse()).reverse();
   return pass(values).map((y, k) => (y === null ? null : (y + back[k]) / 2));
 }
 
-function figure(spec, width) {
-  const own = spec.xName !== null, traces = [], shapes = [], annotations = [], runs = new Map();
-  const lines = spec.lines.filter((line) => !(data.shared && state.hidden.includes(line.group)));
-  for (const line of lines) {
-    const grid = own ? {} : data.runs[line.run].x[line.grid], x = line.x || grid[state.axis] || grid.steps;
-    const ink = color(line.dots === "crosses" ? "bad" : `c${line.color}`), known = line.y.filter((y) => y !== null).length;
-    const sparse = known < 2 || known * 2 < line.y.length, smooth = state.smooth > 0 && !own && !sparse;
-    const base = { x, connectgaps: sparse, legendgroup: line.name, hoverinfo: "skip", showlegend: false, mode: "lines" };
-    if (!own) runs.set(line.run, ink);
-    if (line.low) traces.push({ ...base, y: line.low, line: { width: 0 } },
-      { ...base, y: line.high, line: { width: 0 }, fill: "tonexty", fillcolor: fade(ink, 0.15) });
-    if (smooth && lines.length <= 6) traces.push({ ...base, y: line.y, line: { width: 1, color: fade(ink, 0.3) } });
-    traces.push({ ...base, y: smooth ? smoothed(line.y) : line.y, name: escape(line.name), showlegend: true, hoverinfo: "all",
-      hovertemplate: `%{y:.4~g}${lines.length > 1 ? "  %{fullData.name}" : ""}<extra></extra>`,
-      mode: line.dots === "crosses" ? "markers" : line.dots || sparse ? "lines+markers" : "lines",
-      line: { color: ink, width: 1.9, dash: DASHES[line.dash] },
-      marker: { color: ink, size: line.dots === "crosses" ? 11 : 7, symbol: line.dots === "crosses" ? "x-thin-open" : SHAPES[line.dash] } });
-  }
-  for (const [y, label] of spec.rules) {
-    shapes.push({ xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: color("soft"), width: 1, dash: "dot" } });
-    annotations.push({ xref: "paper", x: 0, xanchor: "left", y: spec.log ? Math.log10(y) : y, yanchor: "bottom", text: label, showarrow: false });
-  }
-  for (const [run, ink] of runs) for (const mark of data.runs[run].marks) {
-    const axes = data.runs[run].x.main, near = axes.steps.findIndex((step) => step >= mark.step);
-    const x = state.axis === "steps" ? mark.step : (axes[state.axis] || axes.steps).at(near), one = data.runs.length === 1;
-    const line = { color: one ? color(LEVELS[mark.severity] || "good") : ink, width: 1, dash: "dash" };
-    if (data.runs.length <= 4) shapes.push({ yref: "paper", x0: x, x1: x, y0: 0, y1: 1, opacity: 0.75, line });
-    annotations.push({ x, yref: "paper", y: 1, yanchor: "bottom", text: SIGNS[mark.severity] || "●", showarrow: false,
-      font: { color: line.color, size: 11 }, hovertext: escape(`${one ? "" : `${data.runs[run].name}, `}step ${mark.step}, ${mark.text}`) });
-  }
-  const legend = lines.length > 1 && (own || !data.shared), soft = color("soft"), hair = color("hair"), card = color("card");
-  const entry = 45 + 6.5 * Math.max(0, ...lines.map((line) => line.name.length)); // pixels
-  const rows = legend ? Math.ceil(lines.length / Math.max(1, Math.floor((width - 60) / entry))) : 0;
-  const axis = { gridcolor: hair, linecolor: hair, zeroline: false, color: soft, automargin: true, exponentformat: "power" };
-  return { data: traces, layout: { shapes, annotations, height: 215 + 19 * rows, showlegend: legend, hovermode: "x unified",
-    margin: { l: 46, r: 12, t: 16, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 11, color: soft }, legend: { orientation: "h", y: 1.05, yanchor: "bottom", x: 0, tracegroupgap: 0, font: { size: 12 } },
-    hoverlabel: { bgcolor: card, bordercolor: hair, font: { color: color("ink") }, align: "left" },
-    xaxis: { ...axis, showgrid: false, title: { text: own ? spec.xName : state.axis, standoff: 4 }, type: spec.logX ? "log" : "linear",
-      ...(state.zoom && !own ? { range: [...state.zoom] } : { autorange: true }) },
-    yaxis: { ...axis, fixedrange: true, type: spec.log ? "log" : "linear", nticks: 5 } } };
+function axisOf(line, spec) {
+  const grid = spec.xName === null ? data.runs[line.run].x[line.grid] : {};
+  return line.x || grid[state.axis] || grid.steps;
 }
 
-const charts = all(".plot").map((place) => ({ place, spec: data.charts[place.dataset.chart], shown: false, stale: true }));
-const draw = async (chart) => {
-  const first = !chart.place.on, { data: traces, layout } = figure(chart.spec, chart.place.clientWidth);
-  chart.stale = false;
-  await Plotly.react(chart.place, traces, layout, { displayModeBar: false, responsive: true });
-  if (!first || chart.spec.xName !== null) return;
-  chart.place.on("plotly_relayout", (change) => {
-    if ("xaxis.range[0]" in change) update({ zoom: [change["xaxis.range[0]"], change["xaxis.range[1]"]] });
-    else if (change["xaxis.autorange"] && state.zoom) update({ zoom: null });
+function linesOf(spec) {
+  const shown = spec.lines.filter((line) => !(data.shared && state.hidden.includes(line.group)));
+
+  return shown.map((line) => {
+    const known = line.y.filter((y) => y !== null).length;
+    const sparse = known < 2 || known * 2 < line.y.length;
+    const drawn = { ...line, x: axisOf(line, spec), sparse };
+
+    if (state.smooth > 0 && spec.xName === null && !sparse) {
+      drawn.y = smoothed(line.y);
+      if (shown.length <= 6) drawn.raw = line.y;
+    }
+
+    return drawn;
   });
-  const others = (act) => charts.forEach((each) => each !== chart && each.shown && each.place.on && each.spec.xName === null && act(each.place));
-  chart.place.on("plotly_hover", ({ event, xvals }) => event?.isTrusted && others((place) => Plotly.Fx.hover(place, { xval: xvals[0] })));
-  chart.place.on("plotly_unhover", ({ event }) => event?.isTrusted && others((place) => Plotly.Fx.unhover(place)));
-};
+}
+
+// The events of the runs that a chart shows, as marks on its x axis.
+function marksOf(spec, lines) {
+  if (spec.xName !== null) return [];
+
+  const isOnly = data.runs.length === 1;
+  const colors = new Map(lines.map((line) => [line.run, line.color]));
+  const marks = [];
+  for (const [run, color] of colors) {
+    for (const mark of data.runs[run].marks) {
+      const axes = data.runs[run].x.main;
+      const near = axes.steps.findIndex((step) => step >= mark.step);
+      const who = isOnly ? "" : `${data.runs[run].name}, `;
+
+      marks.push({
+        x: state.axis === "steps" ? mark.step : (axes[state.axis] || axes.steps).at(near),
+        severity: mark.severity,
+        css: isOnly ? mark.severity : `of-run c${color}`,
+        line: data.runs.length <= MOST_MARKED,
+        text: `${who}step ${mark.step}, ${mark.text}`,
+      });
+    }
+  }
+
+  return merge(marks);
+}
+
+// One sign for what happened at one place: a rollback says more than the alarm that led to it.
+function merge(marks) {
+  const places = new Map();
+  for (const mark of marks) {
+    const place = `${mark.x} ${mark.css.startsWith("of-run") ? mark.css : ""}`;
+    const first = places.get(place);
+    const isFirst = !first || ORDER.indexOf(first.severity) <= ORDER.indexOf(mark.severity);
+    const [main, other] = isFirst ? [mark, first] : [first, mark];
+    places.set(place, other ? { ...main, text: `${first.text}; ${mark.text}` } : mark);
+  }
+
+  return [...places.values()];
+}
+
+const charts = all(".plot").map((place, number) => ({
+  place,
+  number,
+  spec: data.charts[place.dataset.chart],
+  isShared: data.charts[place.dataset.chart].xName === null, // its x axis is the page's
+  width: 0,
+}));
+
+function draw(chart) {
+  chart.width = chart.place.clientWidth;
+  if (!chart.width) return; // in a closed fold; its opening draws it
+
+  const { spec } = chart;
+  chart.lines = linesOf(spec);
+  chart.drawing = drawChart(spec, chart.lines, {
+    number: chart.number,
+    width: chart.width,
+    zoom: chart.isShared ? state.zoom : null,
+    xName: spec.xName ?? state.axis,
+    marks: marksOf(spec, chart.lines),
+  });
+
+  const parts = [chart.drawing.svg];
+  if (chart.lines.length > 1 && !(data.shared && chart.isShared)) parts.unshift(legend(chart.lines));
+
+  chart.tip = html("div", "tip");
+  chart.place.replaceChildren(...parts, chart.tip);
+  chart.drawing.svg.addEventListener("pointermove", (event) => hover(chart, event));
+  chart.drawing.svg.addEventListener("pointerleave", () => charts.forEach(leave));
+  chart.drawing.svg.addEventListener("pointerdown", (event) => startZoom(chart, event));
+  chart.drawing.svg.addEventListener("pointerup", (event) => endZoom(chart, event));
+  chart.drawing.svg.addEventListener("dblclick", () => update({ zoom: null }));
+}
+
+function html(name, css, text = "") {
+  const element = document.createElement(name);
+  element.className = css;
+  element.textContent = text;
+  return element;
+}
+
+function swatch(line) {
+  const svg = make("svg", { class: "swatch", viewBox: "0 0 26 10", "aria-hidden": "true" });
+  svg.append(make("line", { x1: 0, x2: 26, y1: 5, y2: 5, class: `line c${line.color} d${line.dash}` }));
+  return svg;
+}
+
+function legend(lines) {
+  const list = html("div", "legend");
+  for (const line of lines) {
+    const entry = html("span", "");
+    entry.append(swatch(line), line.name);
+    list.append(entry);
+  }
+
+  return list;
+}
+
 function update(change) {
   Object.assign(state, change);
   document.documentElement.dataset.theme = state.theme;
-  Object.keys(colors).forEach((name) => delete colors[name]);
   $("theme").textContent = `Theme: ${state.theme}`;
+
   if ($("reset")) $("reset").hidden = !state.zoom;
-  all("[data-run]").forEach((chip) => chip.setAttribute("aria-pressed", !state.hidden.includes(+chip.dataset.run)));
-  charts.forEach((chart) => { chart.stale = true; if (chart.shown) draw(chart); });
-}
-function read(chart, step) { // the keyboard's cursor: hover the next point and say it
-  const line = chart.spec.lines[0], grid = chart.spec.xName === null ? data.runs[line.run].x[line.grid] : {};
-  const x = line.x || grid[state.axis] || grid.steps;
-  chart.point = Math.min(Math.max((chart.point ?? (step > 0 ? -1 : x.length)) + step, 0), x.length - 1);
-  Plotly.Fx.hover(chart.place, { xval: x[chart.point] });
-  const values = chart.spec.lines.map((each) => `${each.name} ${each.y[chart.point] ?? "–"}`).join(", ");
-  $("said").textContent = `${chart.spec.title}, ${chart.spec.xName ?? state.axis} ${x[chart.point]}: ${values}`;
+  for (const chip of all("[data-run]")) {
+    chip.setAttribute("aria-pressed", !state.hidden.includes(+chip.dataset.run));
+  }
+
+  charts.forEach(draw);
 }
 
-(async () => { // the policy of the page knows Plotly's script by its hash
-  const packed = Uint8Array.from(atob($("plotly").textContent), (c) => c.charCodeAt(0));
-  const script = document.createElement("script");
-  script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  document.head.append(script);
+// Reading values: pointer and keyboard
+
+function pixel(chart, event) {
+  const frame = chart.drawing.svg.getBoundingClientRect();
+  return ((event.clientX - frame.left) * chart.width) / frame.width;
+}
+
+function nearest(values, x, y) {
+  let best = -1;
+  values.forEach((value, k) => {
+    if (y && y[k] === null) return;
+    if (best < 0 || Math.abs(value - x) < Math.abs(values[best] - x)) best = k;
+  });
+
+  return best;
+}
+
+function hover(chart, event) {
+  const at = pixel(chart, event);
+  if (chart.from !== undefined) drag(chart, at);
+
+  const x = chart.drawing.scale.back(at);
+  const others = chart.isShared ? charts.filter((each) => each.isShared) : [chart];
+  for (const each of others) {
+    if (each.drawing) show(each, x);
+  }
+}
+
+function show(chart, x) {
+  const { drawing, lines, tip } = chart;
+  const known = lines.map((line) => [line, nearest(line.x, x, line.y)]).filter(([, k]) => k >= 0);
+  if (!known.length) return;
+
+  const [first, k] = known.reduce((a, b) => (Math.abs(b[0].x[b[1]] - x) < Math.abs(a[0].x[a[1]] - x) ? b : a));
+  const place = drawing.scale.at(first.x[k]);
+  if (place < drawing.box.left - 1 || place > drawing.box.right + 1) return leave(chart);
+
+  drawing.cursor.setAttribute("x1", place);
+  drawing.cursor.setAttribute("x2", place);
+  drawing.cursor.classList.add("on");
+
+  tip.replaceChildren(html("b", "", `${chart.spec.xName ?? state.axis} ${spell(first.x[k])}`));
+  for (const [line, near] of known) {
+    const row = html("div", "");
+    row.append(swatch(line), `${spell(line.y[near])}${known.length > 1 ? ` ${line.name}` : ""}`);
+    tip.append(row);
+  }
+
+  tip.classList.add("on");
+  tip.classList.toggle("left", place > chart.width / 2);
+  tip.style.setProperty("--at", `${((100 * place) / chart.width).toFixed(2)}%`);
+}
+
+function leave(chart) {
+  if (!chart.drawing) return;
+
+  chart.drawing.cursor.classList.remove("on");
+  chart.drawing.chosen.classList.remove("on");
+  chart.tip.classList.remove("on");
+  delete chart.from;
+}
+
+function read(chart, step) {
+  const [line] = chart.lines;
+  const start = chart.point ?? (step > 0 ? -1 : line.x.length);
+  chart.point = Math.min(Math.max(start + step, 0), line.x.length - 1);
+
+  const x = line.x[chart.point];
+  show(chart, x);
+  const values = chart.spec.lines.map((each) => `${each.name} ${each.y[chart.point] ?? "–"}`).join(", ");
+  $("said").textContent = `${chart.spec.title}, ${chart.spec.xName ?? state.axis} ${x}: ${values}`;
+}
+
+// Zooming by a drag with the mouse; a finger scrolls the page
+
+function startZoom(chart, event) {
+  if (event.pointerType === "mouse" && event.button === 0 && chart.isShared) {
+    chart.from = pixel(chart, event);
+    event.preventDefault();
+  }
+}
+
+function drag(chart, at) {
+  const { chosen, box } = chart.drawing;
+  const [low, high] = [chart.from, at].sort((a, b) => a - b);
+  chosen.setAttribute("x", Math.max(low, box.left));
+  chosen.setAttribute("width", Math.max(Math.min(high, box.right) - Math.max(low, box.left), 0));
+  chosen.classList.add("on");
+}
+
+function endZoom(chart, event) {
+  if (chart.from === undefined) return;
+
+  const { box, scale } = chart.drawing;
+  const ends = [chart.from, pixel(chart, event)].sort((a, b) => a - b);
+  leave(chart);
+  if (ends[1] - ends[0] < 6) return;
+
+  update({ zoom: ends.map((at) => scale.back(Math.min(Math.max(at, box.left), box.right))) });
+}
+
+// Controls
+
+function addControls() {
   if ($("bar")) {
     $("bar").hidden = false;
-    Object.keys(data.runs[0].x.main).filter((name) => data.runs.every((run) => run.x.main[name]?.at(-1) > 0))
-      .forEach((name) => $("axis").add(new Option(name, name, false, name === state.axis)));
+    const names = Object.keys(data.runs[0].x.main);
+    for (const name of names.filter((one) => data.runs.every((run) => run.x.main[one]?.at(-1) > 0))) {
+      $("axis").add(new Option(name, name, false, name === state.axis));
+    }
+
     $("smooth").value = state.smooth;
     $("axis").addEventListener("change", (event) => update({ axis: event.target.value, zoom: null }));
     $("smooth").addEventListener("input", (event) => update({ smooth: +event.target.value }));
     $("reset").addEventListener("click", () => update({ zoom: null }));
   }
+
   $("theme").hidden = false;
-  $("theme").addEventListener("click", () => update({ theme: { auto: "light", light: "dark", dark: "auto" }[state.theme] }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({}));
-  all("[data-run]").forEach((chip) => chip.addEventListener("click", () => {
-    const run = +chip.dataset.run;
-    update({ hidden: state.hidden.includes(run) ? state.hidden.filter((each) => each !== run) : [...state.hidden, run] });
-  }));
-  const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
-  for (const chart of charts) chart.place.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { Plotly.Fx.unhover(chart.place); update({ zoom: null }); }
-    if (event.key in STEPS && chart.place.on) { event.preventDefault(); read(chart, STEPS[event.key]); }
-  });
-  update({});
-  const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
-    const chart = charts.find((each) => each.place === target);
-    chart.shown = isIntersecting;
-    if (isIntersecting && chart.stale) draw(chart); // twenty runs open as fast as one
-  }), { rootMargin: "300px" });
-  charts.forEach(({ place }) => seen.observe(place));
-  addEventListener("beforeprint", () => charts.filter((chart) => chart.stale).forEach(draw));
-  (state.open || []).forEach((k) => { if (all("details")[k]) all("details")[k].open = true; });
+  $("theme").addEventListener("click", () => update({ theme: THEMES[state.theme] }));
+
+  for (const chip of all("[data-run]")) {
+    chip.addEventListener("click", () => {
+      const run = +chip.dataset.run;
+      const others = state.hidden.filter((each) => each !== run);
+      update({ hidden: others.length < state.hidden.length ? others : [...state.hidden, run] });
+    });
+  }
+
+  for (const chart of charts) {
+    chart.place.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        charts.forEach(leave);
+        update({ zoom: null });
+      }
+      if (event.key in STEPS && chart.lines?.length) {
+        event.preventDefault();
+        read(chart, STEPS[event.key]);
+      }
+    });
+  }
+}
+
+// A page that loads itself anew stays where it was.
+function keepPlace() {
+  for (const k of state.open || []) {
+    if (all("details")[k]) all("details")[k].open = true;
+  }
   if (state.scroll) scrollTo(0, state.scroll);
+
   addEventListener("pagehide", () => {
     const open = all("details").flatMap((fold, k) => (fold.open ? [k] : []));
     sessionStorage.setItem(key, JSON.stringify({ ...state, open, scroll: scrollY }));
   });
+
   const live = +document.body.dataset.live;
   if (live) setInterval(() => document.hidden || location.reload(), 1000 * live);
-})();
+}
+
+addControls();
+update({});
+keepPlace();
+
+// Another width of the window, or a fold that opens.
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const chart = charts.find((each) => each.place === target);
+    if (target.clientWidth !== chart.width) draw(chart);
+  }
+});
+charts.forEach(({ place }) => sizes.observe(place));
