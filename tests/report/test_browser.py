@@ -161,9 +161,8 @@ def test_every_chart_is_drawn_without_errors_or_requests(browser, page, name):
     browser.requests()
     browser.open(page(name), height=30_000)
     browser.run(OPEN_ALL)
-    lines = (
-        "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.line, circle, .cross').length)"
-    )
+    browser.run("window.drawn = (p) => p.querySelectorAll('.line, circle, .cross').length")
+    lines = "[...document.querySelectorAll('.plot')].map(window.drawn)"
     browser.wait(f"{lines}.every(Boolean)")
 
     assert browser.run(f"return {lines}.length") > 2

@@ -13,6 +13,7 @@ from mesotron import cli
 from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, data, read_run, read_runs, render_runs
+from mesotron.report.live import is_over
 from mesotron.report.page import asset, embed, fingerprint, visible
 from mesotron.report.read import Run, read_metrics
 from mesotron.report.summary import summarize_run
@@ -669,38 +670,6 @@ def test_incomplete_files_of_a_run_leave_a_page(tmp_path):
     assert cli.main(["report", str(run.path)]) == 2
 
 
-def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
-    run = make_run(tmp_path / "a", finished=False)
-    out = tmp_path / "a" / "report.html"
-    seen = []
-
-    def sleep(seconds: float) -> None:
-        assert seconds == command.EVERY
-        seen.append(out.read_text())
-
-        if len(seen) == 2:  # nothing changed between the first two
-            run.append("metrics", {"step": 21, "reward": 0.5})
-
-        if len(seen) == 3:
-            run.finish({"steps": 21}, lambda: "words")
-
-    monkeypatch.setattr(command.time, "sleep", sleep)
-    assert (
-        command.run(
-            ReportConfig(
-                paths=(run.path,),
-                live=True,
-            )
-        )
-        == 0
-    )
-
-    assert 'data-live="10"' in seen[0]
-    assert seen[1] == seen[0]
-    assert "step 21 of 20" in seen[2]
-    assert 'data-live="' not in out.read_text()
-
-
 def test_tournament_page(tmp_path):
     record = make_tournament(tmp_path / "t")
     page = Page(render_tournament(tmp_path / "t"))
@@ -734,7 +703,7 @@ def test_tournament_page(tmp_path):
 
 def test_unfinished_and_scoreless_tournaments(tmp_path):
     record = make_tournament(tmp_path / "t")
-    assert command.is_over(tmp_path / "t")
+    assert is_over(tmp_path / "t")
 
     for row in record.standings:
         row.score = row.low = row.high = row.behind = row.p_holm = None
@@ -747,7 +716,7 @@ def test_unfinished_and_scoreless_tournaments(tmp_path):
     record.words = ["No contender has a score."]
     write_tournament(tmp_path / "t", record)
 
-    assert command.is_over(tmp_path / "t")
+    assert is_over(tmp_path / "t")
     record.words = []
     record.threshold = None
     record.cells = record.cells[:3]
@@ -755,24 +724,8 @@ def test_unfinished_and_scoreless_tournaments(tmp_path):
     record.cells[2].state, record.cells[2].run = "waiting", ""
     write_tournament(tmp_path / "t", record)
 
-    assert not command.is_over(tmp_path / "t")
+    assert not is_over(tmp_path / "t")
     assert "1 of 3 cells" in Page(render_tournament(tmp_path / "t", live=5)).text
-
-
-def test_changes_are_seen_in_cells_but_not_in_temporary_files(tmp_path):
-    folder = tmp_path / "t"
-    make_tournament(folder)
-
-    for name in (".tournament.json.writing", "vanished.json"):
-        (folder / name).symlink_to(tmp_path / "gone")
-
-    before = command.stamp(folder)
-    metrics = next(folder.glob("cells/*/metrics.jsonl"))
-    metrics.write_text(metrics.read_text() + '{"step": 11}\n')
-    after = command.stamp(folder)
-
-    assert {name for name, *_ in set(after) - set(before)} == {str(metrics)}
-    assert not any("writing" in name or "vanished" in name for name, *_ in after)
 
 
 def test_a_long_run_is_drawn_by_the_rows_that_the_watch_reads(tmp_path):

@@ -218,6 +218,8 @@ class ReportConfig(Config):
     """The HTML file (unset: report.html in the run's folder, or here for several runs)."""
     live: bool = False
     """Rewrite the page while the runs go on; an open browser page follows."""
+    port: Natural | None = None
+    """Serve the live page on this port of 127.0.0.1 at a secret address (0: any free port)."""
     rename: tuple[str, ...] = ()
     """Metric names, as in mesotron watch --rename."""
 

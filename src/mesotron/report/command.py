@@ -1,21 +1,19 @@
-"""`mesotron report PATH...`: finds runs or a tournament, writes the page, and follows live runs."""
+"""`mesotron report PATH...`: finds runs or a tournament and writes the page."""
 
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from mesotron.config import ReportConfig
 from mesotron.report.data import COLORS, DASHES
+from mesotron.report.live import follow, serve
 from mesotron.report.read import read_runs
 from mesotron.report.render import render_runs
-from mesotron.report.tournament import RECORD, is_finished, render_tournament
+from mesotron.report.tournament import is_tournament, render_tournament
 from mesotron.runs.checkpoints import outside
 from mesotron.runs.files import write_whole
 from mesotron.watch.find import find_runs
 
 NAME = "report.html"
-EVERY = 10.0  # seconds between updates of a live page
 MOST_RUNS = COLORS * DASHES  # more lines look alike
 
 
@@ -23,13 +21,18 @@ def run(config: ReportConfig) -> int:
     given = [run_behind(path) for path in config.paths]
     paths = find(given)
 
+    if config.port is not None:
+        if config.out is not None:
+            raise ValueError("--port serves the page instead of writing it: leave out --out")
+        return serve(paths, lambda live: render(paths, live, config.rename), config.port)
+
     out = config.out or Path(NAME)
     if config.out is None and len(given) == 1:
         place = outside(given[0])
         out = place / NAME if place.is_dir() else place.with_name(NAME)
 
     if config.live:
-        return follow(paths, out, config.rename)
+        return follow(paths, lambda live: write(paths, out, live, config.rename), out)
 
     write(paths, out, rename=config.rename)
     print(f"{out}: {out.stat().st_size / 1e6:,.1f} MB, open it in a browser")
@@ -48,19 +51,22 @@ def run_behind(path: Path) -> Path:
 def write(
     paths: Sequence[Path], out: Path, live: float | None = None, rename: Sequence[str] = ()
 ) -> None:
+    page = render(paths, live, rename)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, page)
+
+
+def render(paths: Sequence[Path], live: float | None = None, rename: Sequence[str] = ()) -> str:
     try:
         if is_tournament(paths[0]):
-            page = render_tournament(paths[0], live)
-        else:
-            page = render_runs(read_runs(paths, rename), live)
+            return render_tournament(paths[0], live)
+
+        return render_runs(read_runs(paths, rename), live)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
         # A file of some other program, or one that was edited.
         names = ", ".join(map(str, paths))
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{names} has values that mesotron does not write ({reason})") from error
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, page)
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -88,56 +94,3 @@ def find(paths: Sequence[Path]) -> list[Path]:
 def is_run(path: Path) -> bool:
     # A checkpoint or a model has a config.json too.
     return (path / "config.json").is_file() and (path / "env.json").is_file()
-
-
-def is_tournament(path: Path) -> bool:
-    return (path / RECORD).is_file()
-
-
-def follow(paths: Sequence[Path], out: Path, rename: Sequence[str] = ()) -> int:
-    """Rewrite the page whenever something changes, until every run is over or Ctrl-C."""
-    print(f"{out}: updated every {EVERY:g} s while the runs go on; Ctrl-C ends it")
-    before = None
-    try:
-        while True:
-            now = [stamp(path) for path in paths]
-            over = all(is_over(path) for path in paths)
-            if now != before or over:
-                write(paths, out, None if over else EVERY, rename)
-
-            if over:
-                print("all runs are over")
-                return 0
-
-            before = now
-            time.sleep(EVERY)
-    except KeyboardInterrupt:
-        write(paths, out, rename=rename)
-        return 0
-
-
-def stamp(path: Path) -> list[tuple[str, int, int]]:
-    if not path.exists():  # one run of a file with several
-        path = Path(str(path).partition("#")[0])
-
-    files = [path]
-    if not path.is_file():
-        files = sorted([*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")])
-
-    stamps = []
-    for file in files:
-        if file.name.startswith("."):
-            continue
-
-        with suppress(FileNotFoundError):
-            facts = file.stat()
-            stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
-
-    return stamps
-
-
-def is_over(path: Path) -> bool:
-    if is_tournament(path):
-        return is_finished(path)
-
-    return (path / "result.json").is_file()

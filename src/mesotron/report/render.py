@@ -38,17 +38,22 @@ KINDS = {
 VERDICTS = {"right": "good", "right outside the format": "fair"}
 PAIRS = 8
 SAMPLES = 6
+LATEST = 4
 PAIRS_OF_SEVERAL = 2
 MOST_CHARACTERS = 2400
 
 
 def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
     """The HTML page of some runs; with `live`, it reloads itself after so many seconds."""
-    page = make_page(runs[0]) if len(runs) == 1 else make_page_of_several(runs)
+    if len(runs) == 1:
+        page = make_page(runs[0], is_live=live is not None)
+    else:
+        page = make_page_of_several(runs)
+
     return page.render(live)
 
 
-def make_page(run: Run) -> Page:
+def make_page(run: Run, is_live: bool = False) -> Page:
     page = Page(
         title=run.name,
         kind=f"mesotron report · {KINDS.get(run.kind, 'run')}",
@@ -57,7 +62,8 @@ def make_page(run: Run) -> Page:
         figures=summary.figures_of(run),
     )
 
-    add_charts(page, [run], watch_blocks(run))
+    latest = latest_block(run) if is_live else None
+    add_charts(page, [run], watch_blocks(run), latest)
     page.add("Completions", *completion_blocks(run, PAIRS))
     page.add("Settings", *settings(run))
 
@@ -87,7 +93,9 @@ def make_page_of_several(runs: Sequence[Run]) -> Page:
     return page
 
 
-def add_charts(page: Page, runs: Sequence[Run], watch: Sequence[Block] = ()) -> None:
+def add_charts(
+    page: Page, runs: Sequence[Run], watch: Sequence[Block] = (), latest: Block | None = None
+) -> None:
     """The reward and its kin, the watch, the catalog's other chapters, the rest folded."""
     grids = make_grids(runs)
     page.add_runs(runs, grids.record(runs))
@@ -97,6 +105,7 @@ def add_charts(page: Page, runs: Sequence[Run], watch: Sequence[Block] = ()) -> 
 
     page.add(first, page.frames(chapters.pop(first, [])))
     page.add("Watch", *watch)
+    page.add("Latest completions", latest)
     for question, charts in chapters.items():
         page.add(question, *chapter_blocks(page, charts))
 
@@ -289,6 +298,16 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
         blocks.append({"kind": "pair", "title": "During training", "columns": columns})
 
     return blocks
+
+
+def latest_block(run: Run) -> Block | None:
+    """The last samples of a run that goes on, the newest first."""
+    samples = [row for row in run.samples if isinstance(row.get("completion"), str)]
+    columns = [sample_column(row, format_of(run)) for row in reversed(samples[-LATEST:])]
+    if not columns:
+        return None
+
+    return {"kind": "pair", "title": "The newest first", "columns": columns}
 
 
 def format_of(run: Run) -> AnswerFormat:

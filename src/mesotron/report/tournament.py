@@ -80,6 +80,10 @@ def rate_note(record: Row) -> str:
     return note
 
 
+def is_tournament(path: Path) -> bool:
+    return (path / RECORD).is_file()
+
+
 def is_finished(folder: Path) -> bool:
     record: Row = read_json(folder / RECORD)
     is_open = any(one["state"] in OPEN for one in record["cells"])
