@@ -167,7 +167,9 @@ def test_fused_is_closer_to_float64_than_plain_bfloat16(cls, options):
 
     for key, value in expected.items():
         loose = 0.15 if key.endswith("cosine") else 0.02  # the cosine is sampled
-        assert found[key] == pytest.approx(value, abs=loose, rel=0.02), key
+        # The plain step filters in bfloat16 on a GPU.
+        share = 0.05 if key.startswith("interleaved") else 0.02
+        assert found[key] == pytest.approx(value, abs=loose, rel=share), key
 
 
 def test_a_noise_cutoff_on_small_blocks_is_closer_to_float64_than_plain_bfloat16():
