@@ -313,7 +313,7 @@ def test_the_newest_intact_checkpoint_is_resumed(  # noqa: PLR0913  # a table of
 
 
 def test_killed_between_saving_and_pruning(run, monkeypatch):
-    def kill(root: Path, keep: int, newest: int, best: str | None) -> None:
+    def kill(root: Path, keep: int, newest: int, *protected: str | None) -> None:
         if newest == 2:
             raise Killed
 

@@ -493,6 +493,9 @@ class TrainConfig(LanguageRunConfig):
     """With --resume: use code and addresses that the run's files name, such as MODULE:FUNCTION."""
     eval_every: Natural = 0
     """Evaluate every N steps (0: only before and after)."""
+    final: Literal["best", "last"] = "best"
+    """The run's model, which export, chat and eval take: of the best held-out evaluation (needs
+    --eval-every), or of the last step."""
     average: Fraction = 0.0
     """Decay of an average of the weights (0: none). The average is evaluated, and replaces the
     weights after the last step."""

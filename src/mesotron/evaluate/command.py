@@ -24,6 +24,7 @@ from mesotron.rewards.call import check_reward, make_reward
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
+from mesotron.runs.resume import eval_defaults
 from mesotron.tasks.load import check_task, load_task
 from mesotron.tasks.problem import Task
 
@@ -48,6 +49,11 @@ def run(config: EvalConfig) -> int:
     go_offline_without_network()
 
     subjects = find_subjects(config)
+    for subject in subjects:
+        subject.say_which()
+    if was_chosen_here(subjects[-1], config):
+        print("these problems chose it: its score on them is a little too high", file=sys.stderr)
+
     results = evaluate_all(subjects, config, rewards)
 
     show(results, SafeConsole())
@@ -55,6 +61,15 @@ def run(config: EvalConfig) -> int:
         write_json(results, config.out)
 
     return 0
+
+
+def was_chosen_here(subject: Subject, config: EvalConfig) -> bool:
+    """Whether the problems are those by which the run chose this checkpoint among others."""
+    record = subject.chosen.record if subject.chosen is not None else None
+    if record is None or record["evaluations"] < 2:
+        return False
+
+    return config.task == eval_defaults(config.model).task
 
 
 def find_subjects(config: EvalConfig) -> list[Subject]:

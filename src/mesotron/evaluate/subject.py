@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mesotron.config import ModelConfig
 from mesotron.config.base import from_plain
 from mesotron.models.names import check_name
-from mesotron.runs import RunFolder, newest_whole
+from mesotron.runs.best import Chosen, choose_checkpoint
 from mesotron.runs.checkpoints import damage
 from mesotron.runs.resume import run_of
 
@@ -28,13 +29,21 @@ class Subject:
     adapter: Path | None = None  # folder with LoRA weights to merge into the model
     start: ModelConfig | None = None  # the model that the run started from; None if not a run
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    chosen: Chosen | None = None  # the checkpoint of a run that was named without one
 
     def at_start(self, mark: str) -> Subject | None:
         """The model that the run started from, named with a mark; None if this is no run."""
         if self.start is None:
             return None
 
-        return replace(self, name=f"{self.start.name} ({mark})", model=self.start, adapter=None)
+        return replace(
+            self, name=f"{self.start.name} ({mark})", model=self.start, adapter=None, chosen=None
+        )
+
+    def say_which(self) -> None:
+        """Say in a line which checkpoint of a run was chosen."""
+        if self.chosen is not None and self.chosen.note is not None:
+            print(self.chosen.note, file=sys.stderr, flush=True)
 
     def load(self, device: torch.device) -> tuple[Any, Any]:
         """The model in evaluation mode, its adapter merged, and its tokenizer."""
@@ -80,8 +89,10 @@ def find_subject(name: str) -> Subject:
         check_name(name)
         return Subject(name, ModelConfig(name=name))
 
-    is_checkpoint = path.name.startswith("checkpoint-")
-    checkpoint = _whole(path) if is_checkpoint else _newest_checkpoint(run, name)
+    if path.name.startswith("checkpoint-"):
+        chosen = Chosen(_whole(path))
+    else:
+        chosen = choose_checkpoint(run, name)
 
     config = run.config
     source = str(run.path / "config.json")
@@ -90,11 +101,12 @@ def find_subject(name: str) -> Subject:
 
     start = from_plain(ModelConfig, config["model"], source)
     template = _template_variables(config)
-    if (checkpoint / "adapter_config.json").is_file():
-        return Subject(name, start, checkpoint, start, template)
+    weights = chosen.weights
+    if (weights / "adapter_config.json").is_file():
+        return Subject(name, start, weights, start, template, chosen)
 
-    trained = replace(start, name=str(checkpoint))
-    return Subject(name, trained, None, start, template)
+    trained = replace(start, name=str(weights))
+    return Subject(name, trained, None, start, template, chosen)
 
 
 def _whole(checkpoint: Path) -> Path:
@@ -103,15 +115,6 @@ def _whole(checkpoint: Path) -> Path:
         raise ValueError(f"{checkpoint} is damaged: {problem}; name another one, or its run")
 
     return checkpoint
-
-
-def _newest_checkpoint(run: RunFolder, name: str) -> Path:
-    newest, damaged = newest_whole(run.checkpoints)
-    if newest is None:
-        why = "; ".join(damaged) or "none yet"
-        raise ValueError(f"{name} has no complete checkpoint: {why}")
-
-    return newest.path
 
 
 def _template_variables(config: Mapping[str, Any]) -> dict[str, Any]:

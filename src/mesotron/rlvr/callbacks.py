@@ -21,6 +21,8 @@ from mesotron.rlvr.optimizer import unwrap_optimizer
 from mesotron.rlvr.state import random_state, restore_random_state
 from mesotron.rlvr.together import together
 from mesotron.runs import RunFolder
+from mesotron.runs.best import NAME as BEST
+from mesotron.runs.best import HeldOut
 from mesotron.runs.console import LiveView
 from mesotron.runs.deadline import Deadline, LimitReached
 from mesotron.runs.own_code import FAILURES
@@ -267,12 +269,12 @@ class Spending(TrainerCallback):
     """Logs time and cost in each row and stops training before a limit is crossed."""
 
     def __init__(
-        self, budget: Budget, trainer: Any, eval_every: int = 0, evaluates_at_end: bool = False
+        self, budget: Budget, trainer: Any, eval_every: int = 0, evaluations_at_end: int = 0
     ) -> None:
         self.budget = budget
         self.trainer = trainer
         self.eval_every = eval_every
-        self.evaluates_at_end = evaluates_at_end
+        self.evaluations_at_end = evaluations_at_end
         self.stopped_by: str | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -303,14 +305,16 @@ class Spending(TrainerCallback):
     def _refusal(self, state: Any) -> str | None:
         step = state.global_step + 1
         evaluations = int(self.eval_every > 0 and step % self.eval_every == 0)
-        evaluations += self.evaluates_at_end and step == state.max_steps
+        if step == state.max_steps:
+            evaluations += self.evaluations_at_end
 
         return self.budget.refusal(evaluations)
 
 
 class EvalEvery(TrainerCallback):
     """Puts the greedy accuracy into the row of every n-th step, as eval/greedy; for rewards of the
-    user's own their mean, as eval/reward.
+    user's own their mean, as eval/reward. If the trainer chooses its best checkpoint, a step that
+    is better than the kept one is saved.
 
     An evaluation that fails stops the run once its step is saved. A resumed run makes it first.
     """
@@ -319,7 +323,7 @@ class EvalEvery(TrainerCallback):
         self,
         every: int,
         trainer: Any,
-        score: Callable[[], float],
+        score: Callable[[], HeldOut],
         start: float,
         problems: int,
         name: str = "eval/greedy",
@@ -337,10 +341,19 @@ class EvalEvery(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         row = state.log_history[-1] if state.log_history else {}
         due = state.global_step > 0 and state.global_step % self.every == 0
-        if not due or row.get("step") != state.global_step or self.name in row:
-            return
+        if due and row.get("step") == state.global_step and self.name not in row:
+            self._make_up(row, state)
 
-        scores = self._scores(together(self.score))
+        if state.global_step > 0:
+            self._record_best(state)
+
+    def _make_up(self, row: dict[str, Any], state: Any) -> None:
+        """The evaluation of a step that is saved already."""
+        evaluated = together(self.score)
+        if self._is_best(evaluated):
+            self.trainer.best.written(state.global_step)
+
+        scores = self._scores(evaluated.score)
         row |= scores
         if self.run is not None and state.is_world_process_zero:
             self.run.amend("metrics", state.global_step, scores)
@@ -353,17 +366,36 @@ class EvalEvery(TrainerCallback):
         scores = self._scores(self.start)
         if due:
             try:
-                scores = self._scores(self._score_whole_step())
+                evaluated = self._score_whole_step()
             except (*FAILURES, LimitReached) as failure:
                 self.failure = failure
                 control.should_save = control.should_training_stop = True
                 return
 
+            scores = self._scores(evaluated.score)
+            if self._is_best(evaluated):
+                control.should_save = True
+
         metrics = self.trainer._metrics["train"]
         for name, value in scores.items():
             metrics[name].append(value)
 
-    def _score_whole_step(self) -> float:
+    def _is_best(self, evaluated: HeldOut) -> bool:
+        """Whether its checkpoint is to be kept: in all processes what the first one says."""
+        best = self.trainer.best
+        return best is not None and best.observe(broadcast(evaluated))
+
+    def _record_best(self, state: Any) -> None:
+        best = self.trainer.best
+        if best is not None and self.run is not None and state.is_world_process_zero:
+            self.run.save(BEST, best.record())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        # With a limit of one checkpoint Transformers now removes all but the one named here.
+        if self.trainer.best is not None and "train_runtime" in (logs or {}):
+            state.best_model_checkpoint = None
+
+    def _score_whole_step(self) -> HeldOut:
         """The score; while it is computed, what was just trained counts as a whole step."""
         state = self.trainer.process_state()
         self.trainer.last_step = state | {"metrics": {}}  # those of this step's row
@@ -372,9 +404,11 @@ class EvalEvery(TrainerCallback):
         finally:
             self.trainer.last_step = None
 
-    def on_save(self, *_: Any, **__: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.failure is not None:
             raise self.failure
+
+        self._record_best(state)
 
     def _scores(self, value: float) -> dict[str, float]:
         return {self.name: value, "eval/problems": float(self.problems)}

@@ -7,6 +7,7 @@ written to a draft folder and renamed:
     optimizer.*            optimizer, scheduler and gradient scaler; one per process if sharded
     process-K.*            what process K alone knows: random states, prompt stream, averages
     trainer_state.json     counters of Transformers
+    averaged/              with an average of the weights: the model that is evaluated
 
 vLLM's random states are not saved.
 """
@@ -37,6 +38,7 @@ from mesotron.rlvr.state import (
     save_state,
 )
 from mesotron.runs import checkpoints
+from mesotron.runs.best import BestCheckpoint
 from mesotron.runs.own_code import end_copy
 
 # The mixin calls methods of the trainer that follows it in the bases.
@@ -60,6 +62,7 @@ class SafeCheckpoints(Mixin):
     stateful: dict[str, Stateful]
     resumed_from: Path | None = None
     last_step: dict[str, Any] | None = None  # the state when it ended, until the weights change
+    best: BestCheckpoint | None = None  # which checkpoint no pruning removes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stateful = {}
@@ -97,6 +100,7 @@ class SafeCheckpoints(Mixin):
         step = self.state.global_step
         draft = checkpoints.draft_path(root, step)
         self.store_flos()
+        self._name_best(root, step)
 
         try:
             all_or_none(lambda: self._start(root, step), step)
@@ -105,6 +109,18 @@ class SafeCheckpoints(Mixin):
         except (OSError, SafetensorError, ValueError) as error:
             checkpoints.remove(draft)
             raise checkpoints.explain_failed_write(error, root, step) from error
+
+    def _name_best(self, root: Path, step: int) -> None:
+        """Note which checkpoint is the best: by our evaluations, and by those of Transformers."""
+        if self.best is not None:
+            self.best.written(step)
+
+        best = self.state.best_global_step
+        is_free = self.args.load_best_model_at_end or self.state.best_model_checkpoint is None
+        if best and is_free:  # else the watch has named the last healthy one
+            path = root / f"checkpoint-{best}"
+            if best == step or path.exists():
+                self.state.best_model_checkpoint = str(path)
 
     def _start(self, root: Path, step: int) -> None:
         refuse_non_finite_weights(self.model, step)
@@ -135,8 +151,10 @@ class SafeCheckpoints(Mixin):
 
         checkpoints.publish(checkpoints.draft_path(root, step))
         if self.args.save_total_limit:
-            best = self.state.best_model_checkpoint
-            checkpoints.prune(root, self.args.save_total_limit, step, best)
+            kept = self.best.name if self.best is not None else None
+            checkpoints.prune(
+                root, self.args.save_total_limit, step, self.state.best_model_checkpoint, kept
+            )
 
     def _gathered_weights(self) -> dict[str, Any]:
         """Whole weights of a sharded model, tied ones once; every process must call this."""
@@ -159,12 +177,16 @@ class SafeCheckpoints(Mixin):
             state = part.state_dict()
             stateful[name] = state if name in AVERAGES else copy.deepcopy(state)
 
-        return {
+        state = {
             "random": random_state(),
             "stateful": stateful,
             "tokens": self.state.num_input_tokens_seen,
             **self.own_state(),
         }
+        if self.best is not None:
+            state["best"] = self.best.state()
+
+        return state
 
     def save_last_step(self) -> None:
         """After an error, save as if training had stopped when the last whole step ended. Every
@@ -238,7 +260,13 @@ class SafeCheckpoints(Mixin):
 
             part.load_state_dict(own["stateful"][name])
 
+        self.load_best(own, Path(checkpoint).parent)
         self.load_own_state(own)
+
+    def load_best(self, own: dict[str, Any], root: Path) -> None:
+        """Which checkpoint was the best, by what a process saved in one of `root`."""
+        if self.best is not None:
+            self.best.load(own.get("best"), root)
 
     def _load_optimizer(self, checkpoint: Path) -> dict[str, Any]:
         steps = load_state(checkpoint, self._optimizer_file())
@@ -246,6 +274,10 @@ class SafeCheckpoints(Mixin):
         self.optimizer.load_state_dict(steps["optimizer"])
 
         return steps
+
+    def _load_best_model(self) -> None:
+        """Called by Transformers with `load_best_model_at_end`, when training is over."""
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -266,6 +298,8 @@ class SafeCheckpoints(Mixin):
         `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
+        if self.best is not None:
+            self.best.undone()
 
         averages = [name for name in AVERAGES if name in self.stateful]
         if averages:

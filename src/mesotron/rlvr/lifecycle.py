@@ -225,11 +225,13 @@ def load_finished(trainer: Any, checkpoint: Path, step: int) -> None:
     """Take over the weights and counters of a run that stopped after its last step."""
     trainer._load_from_checkpoint(str(checkpoint))
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    trainer.load_best(trainer._load_process_state(str(checkpoint)), checkpoint.parent)
 
     if trainer.args.should_save:  # maybe killed before it had pruned
         keep = trainer.args.save_total_limit
-        best = trainer.state.best_model_checkpoint if keep > 1 else None  # as `train` ends
-        prune(checkpoint.parent, keep, step, best)
+        healthy = trainer.state.best_model_checkpoint if keep > 1 else None  # as `train` ends
+        best = trainer.best.name if trainer.best is not None else None
+        prune(checkpoint.parent, keep, step, healthy, best)
 
 
 # Stopping

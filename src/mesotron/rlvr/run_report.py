@@ -119,6 +119,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         by_accuracy="gain" in result and result["measure"] == "accuracy",
         formatted=formatted,
         findings=result["findings"],
+        best=best_lines(result["best"], result, config.steps) if "best" in result else [],
         curves=curve_lines(rows),
         watch=watch_lines(rows, run.rows("events")),
         changes=describe_changes(old, new),
@@ -166,6 +167,41 @@ def score_table(result: Row) -> list[str]:
         return make_table(["", "before", "after", "gain"], rows)
 
     return []
+
+
+def best_lines(best: Row, result: Row, last: int) -> list[str]:
+    """A table and a sentence on the checkpoint that evaluations chose, by its record."""
+    which = f"step {best['step']}, the best of {best['evaluations']}"
+    rows = [[which, f"{best['problems']}, which chose it", f"{best['score']:.3f}"]]
+
+    fresh = best.get("fresh")
+    if fresh:
+        score = Score(fresh["value"], fresh["low"], fresh["high"])
+        rows.append([which, f"{fresh['problems']} others", str(score)])
+
+    for name, key in ((f"step {last}, the last", "after"), ("the start", "before")):
+        if key in result:
+            rows.append([name, f"{result['problems']}", str(Score(**result[key]))])
+
+    table = make_table(["model", "problems", best["measure"]], rows)
+    return [*table, "", explain_best(best, result)]
+
+
+def explain_best(best: Row, result: Row) -> str:
+    """What the chosen score means."""
+    text = "It was chosen by its score on these problems, which is therefore a little too high"
+    if best["evaluations"] < 2:
+        text = "It is the only one that was evaluated"
+    elif best.get("fresh"):
+        text += "; that on the others is not"
+    else:
+        text += "; there are no other held-out problems to tell by how much"
+
+    before = result.get("before")
+    if before is not None and best["score"] <= before["value"]:
+        text += f". No evaluated step was better than the start ({before['value']:.3f})"
+
+    return f"{text}. `mesotron export`, `chat` and `eval` take it."
 
 
 def curve_lines(rows: list[Row]) -> list[str]:

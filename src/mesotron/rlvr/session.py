@@ -7,7 +7,7 @@ that evaluation, draws the same numbers.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
 from typing import Any
@@ -45,6 +45,8 @@ from mesotron.rlvr.run_report import compare, main_score, show, write_report
 from mesotron.rlvr.together import together
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
+from mesotron.runs.best import NAME as BEST
+from mesotron.runs.best import BestCheckpoint, Chosen, HeldOut, describe, outcomes_of
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.deadline import Deadline
 from mesotron.runs.files import Row
@@ -52,8 +54,9 @@ from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.own_runs import is_own
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_names
+from mesotron.tasks.load import load_fresh
 from mesotron.watch.budget import Budget, limits_of, sampling_time
-from mesotron.watch.callback import Watch
+from mesotron.watch.callback import Watch, broadcast
 
 HANGS_AFTER = 60.0  # seconds in which a reward function should return
 
@@ -91,7 +94,8 @@ def train_in(
 
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
-    spending = Spending(budget, trainer, config.eval_every, evaluates_at_end=True)
+    chooses = config.final == "best" and config.eval_every > 0
+    spending = Spending(budget, trainer, config.eval_every, evaluations_at_end=1 + chooses)
     session = Session(run, parts, trainer, watch, spending, budget)
 
     with live_view(run, plan, console, WATCHED) as (view, stop):
@@ -103,13 +107,14 @@ def train_in(
 
     step = trainer.state.global_step
     if step < config.steps and watch.stopped_by is not None:
-        say_stopped_by_watch(watch, step, console)
+        say_stopped_by_watch(watch, trainer.best, step, console)
     elif step < config.steps:
         say_stopped(console, run, plan, step, limit or spending.stopped_by)
     else:
         after = together(lambda: evaluate_part(parts, trainer.model, "after"))
+        best = evaluate_best(session, after)
         budget.deadline.obey()
-        report(session, before, after, console)
+        report(session, before, after, best, console)
 
     return 0
 
@@ -233,6 +238,9 @@ def add_callbacks(session: Session, before: Row, view: LiveView, stop: process.S
 
     if start is not None and config.eval_every:
         scorer = HeldOutScorer(session, view)
+        if config.final == "best":
+            trainer.best = BestCheckpoint()
+
         evaluates = EvalEvery(
             config.eval_every,
             trainer,
@@ -270,24 +278,77 @@ class HeldOutScorer:
         self.view = view
         self.first_notes = dict(view.notes)
 
-    def score(self) -> float:
+    def score(self) -> HeldOut:
         trainer = self.session.trainer
         step = trainer.state.global_step
         with self.session.budget.evaluation(), trainer.averaged():
             result = evaluate_part(self.session.parts, trainer.model, f"step {step}")
 
-        score = main_score(result)
-        value = score["value"] if score else math.nan
-
+        evaluated = held_out(step, result)
         measure = measure_of(result)
-        self.view.notes[measure] = f"{self.first_notes[measure]}, {value:.3f} at step {step}"
-        return value
+        score = f"{evaluated.score:.3f} at step {step}"
+        self.view.notes[measure] = f"{self.first_notes[measure]}, {score}"
+        return evaluated
+
+
+def held_out(step: int, result: Row) -> HeldOut:
+    score = main_score(result)
+    value = score["value"] if score else math.nan
+    return HeldOut(step, value, outcomes_of(result), result.get("measure", "accuracy"))
 
 
 # After training
 
 
-def say_stopped_by_watch(watch: Watch, step: int, console: Console) -> None:
+def evaluate_best(session: Session, after: Row) -> Row | None:
+    """What is known of the best checkpoint, with its score on problems that did not choose it; None
+    if there was nothing to choose. The trainer has its weights from here on."""
+    trainer = session.trainer
+    best = trainer.best
+    if best is None:
+        return None
+
+    last = trainer.state.global_step
+    is_new = last % session.parts.config.eval_every != 0
+    if is_new and best.observe(broadcast(held_out(last, after))):
+        best.written(last)  # long ago: the last step is always saved
+
+    record = best.record()
+    if record["step"] is None:
+        return None
+
+    if best.evaluations > 1:
+        fresh = evaluate_fresh(session, record["step"])
+        record |= {"fresh": fresh} if fresh is not None else {}
+
+    if process.is_main():
+        session.run.save(BEST, record)
+
+    return record
+
+
+def evaluate_fresh(session: Session, step: int) -> Row | None:
+    """The score of a step's checkpoint on held-out problems that no evaluation has used; None if
+    there are none."""
+    parts = session.parts
+    problems = load_fresh(parts.config.task, parts.task)
+    if not problems:
+        return None
+
+    trainer = session.trainer
+    if step != trainer.state.global_step:
+        checkpoint = Chosen(session.run.checkpoints / f"checkpoint-{step}")
+        trainer._load_from_checkpoint(str(checkpoint.weights))
+
+    others = replace(parts, task=replace(parts.task, eval=problems))
+    result = together(lambda: evaluate_part(others, trainer.model, f"step {step}"))
+    score = main_score(result)
+    return None if score is None else {**score, "problems": len(problems)}
+
+
+def say_stopped_by_watch(
+    watch: Watch, best: BestCheckpoint | None, step: int, console: Console
+) -> None:
     assert watch.stopped_by is not None
 
     if watch.actions:
@@ -300,6 +361,8 @@ def say_stopped_by_watch(watch: Watch, step: int, console: Console) -> None:
     healthy = watch.last_healthy_checkpoint
     if healthy is not None:
         sentence += f"; the last healthy checkpoint is checkpoint-{healthy}"
+    if best is not None and best.name is not None:
+        sentence += f"; {best.name} is the best by the held-out evaluations, and the run's model"
 
     if watch.guard != "rollback":
         sentence += "; start again with --guard rollback"
@@ -307,10 +370,12 @@ def say_stopped_by_watch(watch: Watch, step: int, console: Console) -> None:
     print_line(console, sentence)
 
 
-def report(session: Session, before: Row, after: Row, console: Console) -> None:
+def report(session: Session, before: Row, after: Row, best: Row | None, console: Console) -> None:
     run = session.run
     config = session.parts.config
     result = compare(before, after)
+    if best is not None:
+        result["best"] = best
 
     if session.trainer.is_world_process_zero():
         run.save("after", after)
@@ -319,6 +384,9 @@ def report(session: Session, before: Row, after: Row, console: Console) -> None:
 
         with warn_of_failure("the table of results", run.path):
             show(before, after, result, console)
+
+    if best is not None:
+        print_line(console, f"the run's model: {describe(best, config.steps)}")
 
     # A reward of the user's own is named again, unless the run was noted as theirs.
     more = f"mesotron eval {run.path}"

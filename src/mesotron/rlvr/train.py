@@ -29,7 +29,8 @@ from mesotron.rlvr.plan.memory import least_memory
 from mesotron.rlvr.plan.shapes import GIB
 from mesotron.rlvr.trl_arguments import check_enough, trl_arguments
 from mesotron.rlvr.trl_options import trl_options
-from mesotron.runs import new_run_path, newest_whole
+from mesotron.runs import RunFolder, new_run_path, newest_whole
+from mesotron.runs.best import choose_checkpoint
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.extras import require
 from mesotron.runs.folder import run_name
@@ -87,14 +88,15 @@ def say_how_to_load(run: Path) -> None:
     if newest is None:
         return
 
-    is_adapter = (newest.path / "adapter_config.json").is_file()
+    weights = choose_checkpoint(RunFolder(run), str(run)).weights
+    is_adapter = (weights / "adapter_config.json").is_file()
 
     if is_adapter:
         loader = "peft.AutoPeftModelForCausalLM"
     else:
         loader = "AutoModelForCausalLM"
 
-    print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
+    print(f'model: {weights}; load it with {loader}.from_pretrained("{weights}")')
 
 
 def new_run(config: Limited, began: float) -> Plan[Limited]:

@@ -102,8 +102,8 @@ OWN = {
         "eval_strategy",
         "eval_steps",
         "eval_on_start",
-        "load_best_model_at_end",
     ),
+    "--final": ("load_best_model_at_end",),
     "--device": ("use_cpu",),
     "--model.dtype": (
         "bf16",

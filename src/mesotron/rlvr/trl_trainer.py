@@ -74,6 +74,7 @@ from mesotron.rlvr.trl_arguments import (
     resolve_objective,
     set_loss,
 )
+from mesotron.runs.best import AVERAGED
 from mesotron.runs.files import read_json
 from mesotron.sampling.graphs import GraphSampler, Sampling
 from mesotron.tasks.prompts import rendering
@@ -909,9 +910,21 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.average.in_place_of(self.policy)
 
     def end_with_average(self) -> None:
-        is_over = self.state.global_step >= self.state.max_steps
-        if self.average is not None and self.average.updates and is_over:
+        if self.average is not None and self.average.updates and self._is_over():
             self.average.write(self.policy, self.average.weights)
+
+    def _is_over(self) -> bool:
+        return self.state.global_step >= self.state.max_steps
+
+    def _write(self, draft: Path) -> None:
+        super()._write(draft)
+        if self.average is None or not self.average.updates or self._is_over():
+            return
+
+        with self.averaged():
+            weights = self._gathered_weights() if self.is_fsdp_enabled else None
+            if self.args.should_save:
+                self._save(str(draft / AVERAGED), weights)
 
     def save_last_step(self) -> None:
         for average in (self.anchor, self.average, self.ref_model):

@@ -182,8 +182,11 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
-def prune(root: Path, keep: int, newest: int, best: str | None = None) -> None:
-    """Remove all but `keep` of the checkpoints up to the step just written, and never the best."""
+def prune(root: Path, keep: int, newest: int, *protected: str | None) -> None:
+    """Remove all but `keep` of the checkpoints up to the step just written, and never a protected
+    one, by its path or name."""
+    names = {Path(path).name for path in protected if path is not None}
+
     # Later checkpoints are unusable for a resumed run: counted, a damaged one would displace the
     # only intact one. Step 0 is the start that a guard can roll back to, and stays.
     written = []
@@ -192,5 +195,5 @@ def prune(root: Path, keep: int, newest: int, best: str | None = None) -> None:
             written.append(one)
 
     for checkpoint in written[:-keep]:
-        if best is None or checkpoint.path.name != Path(best).name:
+        if checkpoint.path.name not in names:
             remove(checkpoint.path)

@@ -5,6 +5,7 @@ env.json      versions, device, seed     events.jsonl   what the watch saw and d
 result.json   how it ended, once it has  samples.jsonl  transcripts
 report.md     the same as text           spectra.jsonl  singular values of a few blocks
 routing.json  the rule of each parameter checkpoints/   see `checkpoints`
+best.json     which of them is the run's model, see `best`
 """
 
 import fcntl

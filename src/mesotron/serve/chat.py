@@ -69,6 +69,7 @@ def run(config: ChatConfig) -> int:
             )
         subjects = [start, subject]
 
+    subject.say_which()
     console = SafeConsole(highlight=False)
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()

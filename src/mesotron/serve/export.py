@@ -17,6 +17,7 @@ from mesotron.models.messages import first_sentence, no_progress_bars
 from mesotron.models.names import SHIPPED, locate
 from mesotron.models.variables import set_library_variables
 from mesotron.runs import RunFolder
+from mesotron.runs.best import Chosen
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable, write_whole
 from mesotron.runs.folder import check_free
@@ -67,13 +68,14 @@ def run(config: ExportConfig) -> int:
         check_push(config.push, out)
 
     # Write.
+    subject.say_which()
     if subject.adapter and not whole:
         copy_adapter(subject.adapter, out)
     else:
         write_weights(subject, config.dtype, out)
 
     title = config.push or (config.out or run.path).resolve().name
-    write_whole(out / "README.md", model_card(run, title, whole))
+    write_whole(out / "README.md", model_card(run, title, whole, subject.chosen))
     print(f"model: {out}; load with {load_line(str(out), whole)}")
 
     if converter is not None:
@@ -181,8 +183,8 @@ def push(name: str, out: Path) -> None:
     print(f"pushed: https://huggingface.co/{name}")
 
 
-def model_card(run: RunFolder, name: str, whole: bool) -> str:
-    from mesotron.rlvr.run_report import headline, score_table, watch_lines
+def model_card(run: RunFolder, name: str, whole: bool, chosen: Chosen | None = None) -> str:
+    from mesotron.rlvr.run_report import best_lines, headline, score_table, watch_lines
 
     settings = run.config
     result = run.result or {}
@@ -190,6 +192,7 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
     rows = run.rows("metrics")
     start = settings["model"]["name"]
     packages = env.get("packages", {})
+    best = chosen.record if chosen is not None else None
 
     return fill_template(
         Path(__file__).with_name("card.md.j2"),
@@ -198,10 +201,11 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
         start=start,
         on_hub=start not in SHIPPED and not Path(start).expanduser().exists(),
         public=public,
-        rows=rows,
+        num_steps=best["step"] if best else len(rows),
         result=result,
         headline=headline(result),
         scores=score_table(result),
+        best=best_lines(best, result, settings["steps"]) if best else [],
         data=data_of(settings["task"]),
         rewards=spell_rewards(settings.get("reward") or {}),
         watch=watch_lines(rows, run.rows("events")),

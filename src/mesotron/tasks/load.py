@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesotron.config import TaskConfig
 from mesotron.tasks.own import read_own
-from mesotron.tasks.problem import Task, assemble
+from mesotron.tasks.problem import Problem, Task, assemble, without
 from mesotron.tasks.registry import find_source
 from mesotron.tasks.table import check_path
 
@@ -34,6 +34,19 @@ def load_task(config: TaskConfig) -> Task:
         config = replace(config, num_train=None)
 
     return assemble(train, held_out, config)
+
+
+def load_fresh(config: TaskConfig, task: Task) -> list[Problem]:
+    """Held-out problems beyond those of a task, at most as many; none where there are no more."""
+    count = len(task.eval)
+    seen = [*task.train, *task.eval, *task.examples]
+    more = replace(config, num_eval=config.num_eval + count, num_train=1)
+    try:
+        held_out = load_task(more).eval
+    except ValueError:  # fewer different questions than asked for
+        return []
+
+    return without(held_out, seen)[:count]
 
 
 def check_task(config: TaskConfig) -> None:

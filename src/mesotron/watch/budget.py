@@ -57,6 +57,7 @@ FREE = {
     "time_limit",
     "report_to",
     "eval_every",
+    "final",
     "reward",
 }
 
