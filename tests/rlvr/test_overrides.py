@@ -51,6 +51,7 @@ RESUME = {
     "_save": "self, output_dir, state_dict",
     "_load_from_checkpoint": "self, resume_from_checkpoint, model",
     "_load_optimizer_and_scheduler": "self, checkpoint",
+    "_load_best_model": "self",
     "_load_rng_state": "self, checkpoint",
 }
 OVERRIDDEN = STEP | PUBLIC | RESUME
