@@ -52,8 +52,8 @@ CAUSES: dict[str, set[str]] = {
     "self_reward": HACKED,
     "wrong_sign": HACKED,
     "parser_trap": {"structural_collapse", "parser_drift"} | HACKED,
-    "noise": FAILED | RUINED,
-    "hot": FAILED | RUINED,
+    "noise": FAILED | RUINED | {"self_reward_hacking"},
+    "hot": FAILED | RUINED | {"temperature_trap"},
     "cold": FAILED | RUINED,
     "constant_reward": {"constant_reward"},
     "broken_reward": {"constant_reward", "reward_collapse", "reward_starvation"},
@@ -66,12 +66,14 @@ CAUSES: dict[str, set[str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="How often the right cause is named")
     parser.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
-    without = parser.parse_args().without
+    parser.add_argument("--corpora", nargs="+", default=["tuning", "held_out"])
+    given = parser.parse_args()
+    without = given.without
 
     right: list[bool] = []
     cured: list[bool] = []
     named: dict[str, list[str]] = defaultdict(list)
-    for corpus in ("tuning", "held_out"):
+    for corpus in given.corpora:
         for run in evaluate.load(corpus):
             if label(run).outcome != "failed":
                 continue

@@ -17,6 +17,7 @@ from mesotron.watch.alerts import Alerts
 from mesotron.watch.callback import Watch
 from mesotron.watch.command import watch_one
 from mesotron.watch.detectors import Detector, explain, load_detectors, with_own
+from mesotron.watch.diagnosis import LARGE_STEPS
 from mesotron.watch.guard import choose_event
 from mesotron.watch.tracks import Symptom
 from support.watch_streams import FAILURES, diagnosis_of, failing, healthy
@@ -510,6 +511,35 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
         "length_explosion",
         {"stop"},
     ),
+    "accuracy is lost, and the reward holds": (
+        trl(lambda k: 0.4, eval__accuracy=lambda k: 0.45 if k < 60 else max(0.45 - k / 250, 0.02)),
+        "dead",
+        "self_reward_hacking",
+        set(),
+    ),
+    "the same of correct answers in training": (
+        trl(lambda k: 0.4, facts__correct=lambda k: 0.3 if k < 60 else 0.05),
+        "dead",
+        "self_reward_hacking",
+        set(),
+    ),
+    "accuracy is lost, and the reward with it": (
+        trl(lambda k: 0.4 if k < 60 else 0.0, noise=0.02, facts__correct=0.3),
+        "dead",
+        "reward_collapse",
+        {"self_reward_hacking"},
+    ),
+    "sampling is much worse than greedy answers": (
+        trl(
+            lambda k: 0.01 + k / 1000,
+            noise=0.002,
+            facts__correct=0.02,
+            eval__greedy=lambda k: 0.3 - k / 500,
+        ),
+        "dead",
+        "temperature_trap",
+        set(),
+    ),
     "reward and accuracy fall together": (
         trl(rise_and_fall, eval__accuracy=rise_and_fall),
         "dead",
@@ -527,6 +557,13 @@ def test_verdicts(name):
     assert not forbidden & {x for e in found.events for x in (e.detector, e.severity)}
     assert all(0.3 < (e.confidence or 1) <= 1 for e in found.events)
     assert len(found.explanation()) <= 3
+
+
+def test_a_fall_that_nothing_explains_is_said_to_be_unexplained():
+    alone = diagnosis_of(only(trl(fall), "reward"))
+    explained = diagnosis_of(trl(fall, loss=lambda k: math.nan if k > 60 else 0.0))
+    assert alone.diagnosis.endswith(LARGE_STEPS)
+    assert LARGE_STEPS not in explained.diagnosis
 
 
 def test_equal_rewards_are_not_called_correct():

@@ -74,6 +74,8 @@ NOTHING = 1e-9
 OF_THE_UPDATE = ("grad_norm", "update_rms", "dead_blocks")
 # The variance of two rewards is this many times that of the batch they come from (n / (n - 1)).
 SMALL_GROUPS = 2
+# A lower greedy accuracy is too noisy for a share of it.
+LEAST_GREEDY = 0.2
 # Held-out scores that make a series, and how many times as many another must have to be replaced.
 LEAST_SCORES = 3
 DENSER = 1.5
@@ -201,9 +203,11 @@ class Engine:
         if "update_rms" in derived and values.get("lr", 0.0) > 0:
             derived["update_ratio"] = values["update_rms"] / values["lr"]
 
-        gap = self._greedy_gap(values)
-        if gap is not None:
-            derived["greedy_gap"] = gap
+        sampled = self._sampled(values)
+        if sampled is not None:
+            derived["greedy_gap"] = abs(values["greedy"] - sampled)
+            if values["greedy"] >= LEAST_GREEDY:
+                derived["sampled_share"] = sampled / values["greedy"]
 
         return derived
 
@@ -289,20 +293,15 @@ class Engine:
         variance = (spread.total / spread.num_seen) ** 2
         return variance > SMALL_GROUPS * bernoulli_variance(mean)
 
-    def _greedy_gap(self, values: Mapping[str, float]) -> float | None:
-        """Greedy accuracy against that of sampling, in the evaluation or else in training."""
+    def _sampled(self, values: Mapping[str, float]) -> float | None:
+        """The accuracy of sampling beside a greedy one: in the evaluation, or else in training."""
         if "greedy" not in values:
             return None
+        if "sampled" in values:
+            return values["sampled"]
 
-        sampled = values.get("sampled")
-        if sampled is None:
-            correct = self.window("correct")
-            sampled = correct.now if correct else None
-
-        if sampled is None:
-            return None
-
-        return abs(values["greedy"] - sampled)
+        correct = self.window("correct")
+        return correct.now if correct else None
 
     # Tracks
 
