@@ -140,6 +140,10 @@ def read_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[
 
     values = without_removed(config_type, upgrade_names(flatten(table, sections)), source)
     for name, value in values.items():
+        if name in ("lr", "optim.lr") and value == "auto":
+            places["lr_auto"] = True
+            continue
+
         setting = find_setting(config_type, name)
         if setting is None and name in sections:
             raise ValueError(f"{source}: {name} = {value!r:.80} must be a table, [{name}]")

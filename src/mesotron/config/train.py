@@ -25,6 +25,7 @@ from mesotron.config.types import (
     Share,
 )
 
+LEAST_SEARCHED = 40  # steps of a run that can search for its rate
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
 # The choices that the help shows; the registries may know more names by the time a config is made.
@@ -496,6 +497,8 @@ class TrainConfig(LanguageRunConfig):
     final: Literal["best", "last"] = "best"
     """The run's model, which export, chat and eval take: of the best held-out evaluation (needs
     --eval-every), or of the last step."""
+    lr_auto: bool = False
+    """Search the rate inside the run, around --lr; --lr auto is the same (docs/lr_auto.md)."""
     average: Fraction = 0.0
     """Decay of an average of the weights (0: none). The average is evaluated, and replaces the
     weights after the last step."""
@@ -510,6 +513,17 @@ class TrainConfig(LanguageRunConfig):
         self._check_sampling()
         self._check_reward()
         self._check_task()
+        if self.lr_auto:
+            self._check_search()
+
+    def _check_search(self) -> None:
+        if self.objective.is_self_labeled:
+            why = f"compares rewards, and {self.objective.name} rewards itself: give a number"
+            self.refuse("lr_auto", why)
+        if not self.optim.lr:
+            self.refuse("lr_auto", "needs a rate above 0 to search around")
+        if self.steps < LEAST_SEARCHED:
+            self.refuse("lr_auto", f"needs --steps {LEAST_SEARCHED} or more")
 
     def _check_sampling(self) -> None:
         uses_vllm = self.rollout.vllm != "off"

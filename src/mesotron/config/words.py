@@ -127,6 +127,14 @@ def add_setting(config_type: Any, option: Option, words: Words) -> bool:
     setting = FILE if option.name == "config" else find_setting(config_type, option.name)
     positive = find_setting(config_type, re.sub(r"(^|\.)no-", r"\1", option.name.replace("_", "-")))
 
+    if option.name in ("lr", "optim.lr") and option.words[:1] == ["auto"]:
+        switch = find_setting(config_type, "lr_auto")
+        if switch is None:
+            raise ValueError("--lr auto is for mesotron train and plan: give a number")
+        option.take(1)
+        words.switches[switch.flag] = True
+        return True
+
     if setting is None and positive is not None and positive.is_switch:
         words.switches[positive.flag] = False
         return True

@@ -10,7 +10,7 @@ from mesotron.evaluate.transcripts import (
     pair_up,
     verdict,
 )
-from mesotron.report import summary
+from mesotron.report import pocket, summary
 from mesotron.report.data import CATALOG, Chart, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.page import (
     Block,
@@ -64,6 +64,11 @@ def make_page(run: Run, is_live: bool = False) -> Page:
 
     latest = latest_block(run) if is_live else None
     add_charts(page, [run], watch_blocks(run), latest)
+    searches = pocket.searches_of(run)
+    if searches:
+        charts = pocket.make_charts(searches)
+        page.add("Which rate?", page.frames(charts), pocket.forks_table(searches))
+
     page.add("Completions", *completion_blocks(run, PAIRS))
     page.add("Settings", *settings(run))
 

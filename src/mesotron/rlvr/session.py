@@ -29,6 +29,7 @@ from mesotron.rlvr.callbacks import (
     SnrProbe,
     Spending,
 )
+from mesotron.rlvr.heats import train_searching
 from mesotron.rlvr.lifecycle import (
     explain_failure,
     fit,
@@ -93,18 +94,20 @@ def train_in(
     explain_zeros(before, parts, console)
 
     trainer = build_trainer(parts, run)
-    watch = make_watch(trainer, parts, run)
-    chooses = config.final == "best" and config.eval_every > 0
-    spending = Spending(budget, trainer, config.eval_every, evaluations_at_end=1 + chooses)
-    session = Session(run, parts, trainer, watch, spending, budget)
-
     with live_view(run, plan, console, WATCHED) as (view, stop):
         parts.reward.waiting = partial(wait_for, stop=stop, deadline=budget.deadline)
-        view.watch_state = watch.state
 
-        add_callbacks(session, before, view, stop)
-        limit = fit(trainer, plan, budget)
+        def open_here(folder: RunFolder, shown: Any, is_fork: bool) -> Session:
+            return open_session(folder, parts, trainer, budget, before, shown, stop, is_fork)
 
+        if config.lr_auto:
+            session, limit = train_searching(run, plan, trainer, budget, view, open_here)
+        else:
+            session = open_here(run, view, False)
+            limit = fit(trainer, plan, budget)
+
+    watch = session.watch
+    spending = session.spending
     step = trainer.state.global_step
     if step < config.steps and watch.stopped_by is not None:
         say_stopped_by_watch(watch, trainer.best, step, console)
@@ -129,6 +132,11 @@ class Session:
     watch: Watch
     spending: Spending
     budget: Budget
+    stop: process.StopRequest
+    is_fork: bool = False
+
+    def is_interrupted(self) -> bool:
+        return self.stop.requested
 
 
 @contextmanager
@@ -206,7 +214,33 @@ def measure_of(result: Row) -> str:
 # During training
 
 
-def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
+def open_session(  # noqa: PLR0913  # what the stretches of a run share, by name
+    run: RunFolder,
+    parts: Parts,
+    trainer: GRPOTrainer,
+    budget: Budget,
+    before: Row,
+    view: Any,
+    stop: process.StopRequest,
+    is_fork: bool = False,
+) -> Session:
+    """The watch, the limits and the callbacks of a run, or of a fork of it, which only records."""
+    watch = make_watch(trainer, parts, run, is_fork)
+    config = parts.config
+    chooses = config.final == "best" and config.eval_every > 0
+    spending = Spending(budget, trainer, config.eval_every, evaluations_at_end=1 + chooses)
+    session = Session(run, parts, trainer, watch, spending, budget, stop, is_fork)
+
+    view.watch_state = watch.state
+    add_callbacks(session, before, view)
+
+    return session
+
+
+def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder, is_fork: bool = False) -> Watch:
+    if is_fork:
+        return Watch("off", run.path, detectors=parts.config.watch.detectors or ())
+
     watch = parts.config.watch
     return Watch(
         parts.config.guard,
@@ -221,15 +255,15 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
     )
 
 
-def add_callbacks(session: Session, before: Row, view: LiveView, stop: process.StopRequest) -> None:
+def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
     config = session.parts.config
     trainer = session.trainer
-    undoes = config.guard == "rollback"
+    undoes = config.guard == "rollback" or session.is_fork
 
     callbacks: list[Any] = [
         RunLog(session.run, view, trainer, refuse=not undoes),
         OptimizerLog(session.run),
-        GracefulStop(stop),
+        GracefulStop(session.stop),
     ]
 
     start = main_score(before)

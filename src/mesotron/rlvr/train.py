@@ -212,6 +212,8 @@ def check_warm_start(config: SftConfig) -> None:
 def check_rl(config: TrainConfig, task: Task | None) -> None:
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
+    if num_processes() > 1 and config.lr_auto:
+        raise ValueError(f"--lr auto runs in one process, not WORLD_SIZE={num_processes()}")
 
     check_reward(config.reward)
     text = config.watch.forgetting_file

@@ -6,6 +6,7 @@ result.json   how it ended, once it has  samples.jsonl  transcripts
 report.md     the same as text           spectra.jsonl  singular values of a few blocks
 routing.json  the rule of each parameter checkpoints/   see `checkpoints`
 best.json     which of them is the run's model, see `best`
+pocket.json   the search of --lr auto    pocket/        the forks of it, run folders themselves
 """
 
 import fcntl

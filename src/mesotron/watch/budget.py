@@ -58,6 +58,7 @@ FREE = {
     "report_to",
     "eval_every",
     "final",
+    "lr_auto",
     "reward",
 }
 

@@ -30,6 +30,7 @@ from mesotron.rlvr.plan.sizes import (
     step_math,
     tokens_of_run,
 )
+from mesotron.rlvr.pocket import allow
 from mesotron.rlvr.train import check, check_installed, resolve_own
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.folder import run_name
@@ -172,18 +173,22 @@ def spell_pace(pace: Pace) -> str:
 
 def money_rows(result: RunEstimate, config: PlanConfig) -> list[TableRow]:
     rows = []
+    if config.lr_auto:
+        rows.append(("search of --lr auto", f"at most {searched_steps(config):,} steps more"))
+
     pace = result.pace.seconds_per_step
     epoch = result.maths.updates_per_epoch
 
     if pace is not None:
-        for what, steps in (("this run", config.steps), ("one epoch", epoch)):
+        whole = config.steps + searched_steps(config)
+        for what, steps in (("this run", whole), ("one epoch", epoch)):
             dollars = result.dollars(steps)
             cost = "" if dollars is None else f", {dollars:,.2f} dollars"
             rows.append((f"time of {what}", f"{spell_time(steps * pace)}{cost}"))
 
     affordable = result.affordable_steps
     if affordable is not None:
-        is_enough = affordable >= config.steps
+        is_enough = affordable >= config.steps + searched_steps(config)
 
         if is_enough:
             steps = "all of this run"
@@ -194,6 +199,14 @@ def money_rows(result: RunEstimate, config: PlanConfig) -> list[TableRow]:
         rows.append((f"{spell_limits(config)} buy", bought))
 
     return rows
+
+
+def searched_steps(config: PlanConfig) -> int:
+    """Steps that a search for the rate takes at most, beside those of the run."""
+    if not config.lr_auto:
+        return 0
+
+    return allow(config.steps).most
 
 
 def spell_limits(config: PlanConfig) -> str:
