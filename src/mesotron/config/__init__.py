@@ -31,6 +31,7 @@ from mesotron.config.train import (
     RunWatchConfig,
     TaskConfig,
     TrainConfig,
+    WarmStartConfig,
     check_alert,
     parse_duration,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "TrainConfig",
     "VlaEvalConfig",
     "VlaTrainConfig",
+    "WarmStartConfig",
     "WatchConfig",
     "WatchSettings",
     "WorldConfig",

@@ -1,4 +1,5 @@
-"""Old names of commands and settings, which keep working, and settings that became constants.
+"""Old names of commands, recipes and settings, which keep working, and settings that became
+constants.
 
 A command of an old name runs with a note for one release. A setting is named by its place in a
 config, such as rollout.engine; its old flag is that name with dashes. Old flags, TOML files and
@@ -14,6 +15,13 @@ COMMANDS = {
     "sweep": "compare sweep",
     "route": "optim route",
     "spectrum": "optim spectrum",
+}
+
+
+RECIPES = {
+    "qwen05_boxed_muon_sgd": "gsm8k_qwen05_muon_sgd",
+    "qwen15_gsm8k_v1": "gsm8k_qwen15_sparse",
+    "qwen15_gsm8k_v2": "gsm8k_qwen15",
 }
 
 

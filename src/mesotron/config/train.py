@@ -434,6 +434,18 @@ def check_alert(text: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmStartConfig(Config, prefix="sft."):
+    """A supervised start, before reinforcement learning: AdamW, falling rate, every weight."""
+
+    steps: Natural = setting(0, flag="sft-steps")
+    """First imitate solved problems for N steps, as mesotron sft does (0: no such start)."""
+    lr: Positive = 8e-5
+    """Learning rate of that start."""
+    batch: Count = 32
+    """Solved problems per step of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LanguageRunConfig(Config):
     """What reinforcement learning and supervised training of a language model share."""
 
@@ -477,6 +489,7 @@ class TrainConfig(LanguageRunConfig):
 
     recipe: str = setting("arith", positional=True)
     """A recipe by name; every flag below changes one of its values."""
+    sft: WarmStartConfig = WarmStartConfig()
     reward: RewardConfig = RewardConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -515,6 +528,8 @@ class TrainConfig(LanguageRunConfig):
         self._check_task()
         if self.lr_auto:
             self._check_search()
+        if self.sft.steps and (self.model.lora or self.model.load != "full"):
+            self.sft.refuse("steps", "trains every weight: leave --lora out, or use mesotron sft")
 
     def _check_search(self) -> None:
         if self.objective.is_self_labeled:

@@ -13,7 +13,8 @@ from mesotron.config import ModelConfig
 from mesotron.config.base import from_plain
 from mesotron.models.names import check_name
 from mesotron.runs.best import Chosen, choose_checkpoint
-from mesotron.runs.checkpoints import damage
+from mesotron.runs.checkpoints import damage, newest_whole
+from mesotron.runs.folder import START
 from mesotron.runs.resume import run_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ def find_subject(name: str) -> Subject:
         raise ValueError(f"{run.path} is not a run of a language model: {source} has no task")
 
     start = from_plain(ModelConfig, config["model"], source)
+    supervised, _ = newest_whole(run.path / START / "checkpoints")
+    if supervised is not None:  # reinforcement learning started from there
+        start = replace(start, name=str(supervised.path))
+
     template = _template_variables(config)
     weights = chosen.weights
     if (weights / "adapter_config.json").is_file():

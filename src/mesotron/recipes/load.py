@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from mesotron.config import PlanConfig, TrainConfig
+from mesotron.config import PlanConfig, TrainConfig, aliases
 from mesotron.config.base import from_plain, suggest
 
 C = TypeVar("C", TrainConfig, PlanConfig)
@@ -39,6 +39,7 @@ def make_recipe(name: str) -> TrainConfig:
     if Path(name).suffix in DATA_SUFFIXES or Path(name).exists():
         raise ValueError(f"{name!r} is not a recipe: give data of yours as --data {name}")
 
+    name = aliases.RECIPES.get(name, name)
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")

@@ -249,6 +249,9 @@ def say_stopped(
 
 
 def resume_command(plan: Plan[Any]) -> str:
+    if plan.whole is not None:
+        return resume_command(plan.whole)
+
     if isinstance(plan.config, SftConfig):
         return f"mesotron sft --resume {plan.path}"
 

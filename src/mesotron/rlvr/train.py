@@ -73,6 +73,15 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
         else:
             from mesotron.rlvr.session import train
 
+            if plan.config.sft.steps:
+                from mesotron.rlvr.warm_start import warm_up
+
+                warmed = warm_up(plan, budget)
+                if warmed is None:
+                    return 0
+
+                plan = warmed
+
         code = train(plan, budget)
         if then is not None and is_main() and not budget.deadline.has_passed:
             then(plan.path)
@@ -175,6 +184,9 @@ def check(config: Checked, downloads: bool = False) -> tuple[Checked, list[str]]
     if isinstance(config, SftConfig):
         check_warm_start(config)
     else:
+        if config.sft.steps:
+            check_warm_start(config)
+
         config = fit_batch(config, task)
         check_rl(config, task)
 
@@ -202,9 +214,10 @@ def fit_batch(config: Training, task: Task | None) -> Training:
     return config
 
 
-def check_warm_start(config: SftConfig) -> None:
+def check_warm_start(config: SftConfig | TrainConfig) -> None:
     if num_processes() > 1:
-        raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
+        what = "mesotron sft" if isinstance(config, SftConfig) else "--sft-steps"
+        raise ValueError(f"{what} runs in one process, not WORLD_SIZE={num_processes()}")
 
     trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
 

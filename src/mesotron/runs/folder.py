@@ -7,6 +7,7 @@ report.md     the same as text           spectra.jsonl  singular values of a few
 routing.json  the rule of each parameter checkpoints/   see `checkpoints`
 best.json     which of them is the run's model, see `best`
 pocket.json   the search of --lr auto    pocket/        the forks of it, run folders themselves
+sft/          the supervised start, a run of its own, with --sft-steps
 """
 
 import fcntl
@@ -42,6 +43,7 @@ from mesotron.runs.own_code import end_copy
 
 log = logging.getLogger("mesotron")
 Stream = Literal["metrics", "events", "samples", "spectra"]
+START = "sft"
 STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
 # Packages whose version can change a run's numbers.
 PACKAGES = (

@@ -27,6 +27,7 @@ class Plan(Generic[RunConfig]):
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()  # for the user, such as which checkpoint was damaged
     is_longer: bool = False  # than the run was planned to be
+    whole: "Plan[Any] | None" = None  # the run whose supervised start this is
 
     def open_folder(self, device: str, threads: int) -> RunFolder:
         if self.folder is not None:

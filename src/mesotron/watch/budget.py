@@ -43,6 +43,7 @@ MAX_RUNS = 50  # earlier runs that are looked at
 FREE = {
     "recipe",
     "steps",
+    "sft",
     "seed",
     "out",
     "resume",
