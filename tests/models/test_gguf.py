@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from mesotron.models.gguf import convert_gguf, tie_if_same
+from mesotron.models.gguf_header import read_header
+from mesotron.rlvr.plan.shapes import find_shape
 
 HIDDEN = 64
 VOCABULARY = 260
@@ -112,6 +114,20 @@ def test_weights_are_those_of_the_file_and_tied_where_they_were(tmp_path, capfd,
     }
     for name, value in expected.items():
         assert np.array_equal(weights[name].numpy(), value), name
+
+
+def test_the_sizes_are_read_from_the_header_alone(tmp_path):
+    file = tmp_path / "small.gguf"
+    write_gguf(file, "same")
+    shape = find_shape(str(file))
+    assert (shape.layers, shape.hidden, shape.kv_heads) == (1, HIDDEN, 1)
+    assert (shape.vocabulary, shape.tied) == (VOCABULARY, True)
+
+    whole = file.read_bytes()
+    for length in (3, 20, 60, 150):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=file.name):
+            read_header(file)
 
 
 @pytest.mark.parametrize(("noise", "is_tied"), [(0.0, True), (0.3, True), (2.0, False)])

@@ -31,7 +31,7 @@ from mesotron.rlvr.plan.estimate import estimate_step, predict
 from mesotron.rlvr.plan.pace import Pace, find_pace
 from mesotron.rlvr.plan.problems import find_problems, lengths_of
 from mesotron.rlvr.plan.setup import Lengths
-from mesotron.rlvr.plan.shapes import GIB, find_shape
+from mesotron.rlvr.plan.shapes import GIB, SHAPES, find_shape
 from mesotron.rlvr.plan.sizes import step_math
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import Checkpoint
@@ -214,7 +214,7 @@ def test_what_a_budget_buys():
     )
 
     found = estimate_run(config, 5000, Pace(10.0, 50.0, "as stated"))
-    assert found.dollars(1250) == pytest.approx(1250 * 10 / 3600 * 3.95)
+    assert found.dollars(1250 * 10) == pytest.approx(1250 * 10 / 3600 * 3.95)
     assert found.affordable_steps == int(45 / 3.95 * 360)
 
     least, *others = found.tokens
@@ -552,3 +552,53 @@ def test_the_page_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
         printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
         assert printed == [line.rstrip() for line in shown.splitlines()]
+
+
+def test_a_supervised_start_is_part_of_the_time_and_of_what_a_limit_buys(cells):
+    whole = cells("gsm8k_smollm2 --gpu h200 --seconds-per-step 1 --time-limit 3m")
+    alone = cells("gsm8k_smollm2 --gpu h200 --seconds-per-step 1 --time-limit 3m --sft-steps 0")
+
+    assert "supervised start, part of this run" in whole
+    assert "supervised start, part of this run" not in alone
+    assert alone["time of this run"].startswith("3m 20s")
+    assert not whole["time of this run"].startswith("3m")
+    assert int(whole["3m buy"].split()[0]) < 30 < int(alone["3m buy"].split()[0])
+
+
+def test_lengths_of_a_known_task_are_its_own():
+    """GSM8K: 355 of 512 tokens by an instruct model, 92 of 160 after a supervised start."""
+    long = lengths_of(make_recipe("gsm8k_qwen05"), 60)
+    assert long.completion == pytest.approx(355, rel=0.1)
+    assert long.longest == 512
+
+    config = make_recipe("gsm8k_smollm2")
+    short = replace(config, rollout=replace(config.rollout, max_tokens=160))
+    assert lengths_of(short, 60).completion == pytest.approx(92, rel=0.2)
+    assert lengths_of(short, 60).longest == 160
+    assert lengths_of(short, 60, completion=20).longest == 40
+
+
+# Milliseconds of a step on an H200 with completions that never end early (benchmarks/stack).
+MEASURED = {
+    ("smollm2-135m", 256, 128): 1635,
+    ("qwen2.5-0.5b", 256, 64): 2033,
+    ("qwen2.5-0.5b", 512, 64): 3870,
+}
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_steps_are_planned_within_half_of_what_was_measured(row):
+    name, tokens, micro = row
+    config = make_recipe("arith_smollm2")
+    rollout = replace(config.rollout, max_tokens=tokens, micro_batch=micro)
+    config = replace(config, rollout=rollout, model=ModelConfig(name=name))
+
+    plan = predict(config, SHAPES[name], "h200", Lengths(80, tokens, tokens))
+    assert 1 / 1.5 < plan.step / (MEASURED[row] / 1000) < 1.5
+
+
+def test_900_supervised_steps_of_smollm2_take_about_four_minutes():
+    """Four minutes on an H200, start-up and evaluations included."""
+    config = make_recipe("gsm8k_smollm2")
+    plan = predict(config, SHAPES["smollm2-135m"], "h200", lengths_of(config, 60))
+    assert 240 / 1.5 < 900 * plan.supervised < 240

@@ -111,11 +111,15 @@ def families(config: PlanConfig) -> Iterator[Family]:
     elif model.dtype == "float32":
         chosen = {"dtype"}
 
+    if config.sft.steps:  # which trains every weight
+        chosen.add("lora")
+
     for flags, change in MODEL_CHANGES.items():
         if not chosen & change.keys():
             yield Family(replace(model, **change), flags, [{}, *smaller])
 
-    if model.load == "full" and not rollout.fast and rollout.vllm == "off":
+    can_round = model.load == "full" and not config.sft.steps
+    if can_round and not rollout.fast and rollout.vllm == "off":
         rounded = replace(model, lora=model.lora or 16, load="4bit")
 
         if model.lora:

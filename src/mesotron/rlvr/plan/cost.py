@@ -46,31 +46,32 @@ class RunEstimate(NamedTuple):
     tokens: TokenCounts  # sampled in the run
     pace: Pace
     limits: Limits  # price and budget
+    start: float = 0.0  # seconds of the supervised start
 
-    def dollars(self, steps: float) -> float | None:
-        seconds = self.pace.seconds_per_step
+    def seconds(self, steps: float) -> float | None:
+        pace = self.pace.seconds_per_step
+        return None if pace is None else steps * pace
+
+    def dollars(self, seconds: float) -> float | None:
         price = self.limits.price
-        if seconds is None or price is None:
-            return None
-
-        return steps * seconds / 3600 * price
+        return None if price is None else seconds / 3600 * price
 
     @property
     def affordable_steps(self) -> int | None:
         """Steps within budget and time limit; None without a pace or a limit."""
         limits = self.limits
-        fits = []
-        for limit, step in (
-            (limits.dollars, self.dollars(1)),
-            (limits.seconds, self.pace.seconds_per_step),
-        ):
-            if limit is not None and step:
-                fits.append(limit / step)
+        step = self.seconds(1)
+        seconds = []
+        if limits.seconds is not None:
+            seconds.append(limits.seconds)
+        if limits.dollars is not None and limits.price:
+            seconds.append(limits.dollars / limits.price * 3600)
 
-        if fits:
-            return math.floor(min(fits) * (1 + 1e-9))
+        if not step or not seconds:
+            return None
 
-        return None
+        left = max(min(seconds) - self.start, 0.0)
+        return math.floor(left / step * (1 + 1e-9))
 
 
 def run(config: PlanConfig) -> int:
@@ -86,11 +87,18 @@ def run(config: PlanConfig) -> int:
     step = estimate_step(config, problems.question_tokens)
     pace = find_pace(config, problems.number, step)
 
-    show(estimate_run(config, problems.number, pace), step, SafeConsole(highlight=False))
+    start = 0.0
+    if step.prediction is not None:
+        start = config.sft.steps * step.prediction.supervised * step.factor
+
+    result = estimate_run(config, problems.number, pace, start)
+    show(result, step, SafeConsole(highlight=False))
     return 0
 
 
-def estimate_run(config: PlanConfig, num_prompts: int, pace: Pace) -> RunEstimate:
+def estimate_run(
+    config: PlanConfig, num_prompts: int, pace: Pace, start: float = 0.0
+) -> RunEstimate:
     maths = step_math(config, num_prompts)
     return RunEstimate(
         num_prompts=num_prompts,
@@ -99,6 +107,7 @@ def estimate_run(config: PlanConfig, num_prompts: int, pace: Pace) -> RunEstimat
         tokens=tokens_of_run(config, maths, pace.completion_tokens),
         pace=pace,
         limits=limits_of(config),
+        start=start,
     )
 
 
@@ -176,15 +185,22 @@ def money_rows(result: RunEstimate, config: PlanConfig) -> list[TableRow]:
     if config.lr_auto:
         rows.append(("search of --lr auto", f"at most {searched_steps(config):,} steps more"))
 
-    pace = result.pace.seconds_per_step
     epoch = result.maths.updates_per_epoch
 
-    if pace is not None:
-        whole = config.steps + searched_steps(config)
-        for what, steps in (("this run", whole), ("one epoch", epoch)):
-            dollars = result.dollars(steps)
-            cost = "" if dollars is None else f", {dollars:,.2f} dollars"
-            rows.append((f"time of {what}", f"{spell_time(steps * pace)}{cost}"))
+    if result.start:
+        per_step = spell(result.start / config.sft.steps)
+        steps = f"{config.sft.steps:,} steps, {spell_time(result.start)} ({per_step} s each)"
+        rows.append(("supervised start, part of this run", steps))
+
+    whole = config.steps + searched_steps(config)
+    for what, steps, more in (("this run", whole, result.start), ("one epoch", epoch, 0.0)):
+        seconds = result.seconds(steps)
+        if seconds is None:
+            continue
+
+        dollars = result.dollars(seconds + more)
+        cost = "" if dollars is None else f", {dollars:,.2f} dollars"
+        rows.append((f"time of {what}", f"{spell_time(seconds + more)}{cost}"))
 
     affordable = result.affordable_steps
     if affordable is not None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from mesotron.config import GpuName, PlanConfig, TrainConfig, find_gpu
 from mesotron.config.base import from_plain
 from mesotron.rlvr.plan.memory import CONTEXT, FRAGMENTS, memory_parts
-from mesotron.rlvr.plan.problems import lengths_of, typical_question
-from mesotron.rlvr.plan.seconds import phase_seconds
+from mesotron.rlvr.plan.problems import lengths_of, solution_tokens, typical_question
+from mesotron.rlvr.plan.seconds import phase_seconds, supervised_seconds
 from mesotron.rlvr.plan.setup import Lengths, make_setup
 from mesotron.rlvr.plan.shapes import Shape, find_shape
 from mesotron.runs.doctor import list_gpus
@@ -30,6 +30,7 @@ LEAST_STEPS = 4
 
 class Prediction(NamedTuple):
     seconds: dict[str, float]  # of an optimizer step, by phase
+    supervised: float  # seconds of a step of the supervised start; 0 without one
     memory: dict[str, float]  # GiB held throughout, and the largest of what phases add
     capacity: float  # GiB
 
@@ -54,7 +55,16 @@ class Prediction(NamedTuple):
 def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Prediction:
     """Estimate one optimizer step of a config; `gpu` None is one core of a CPU."""
     setup = make_setup(config, shape, gpu, lengths)
-    return Prediction(phase_seconds(setup), memory_parts(setup), setup.device.memory)
+    supervised = 0.0
+    if config.sft.steps:
+        supervised = supervised_seconds(setup, solution_tokens(config))
+
+    return Prediction(
+        seconds=phase_seconds(setup),
+        supervised=supervised,
+        memory=memory_parts(setup),
+        capacity=setup.device.memory,
+    )
 
 
 # What is known about a step on this machine

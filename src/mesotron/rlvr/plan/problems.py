@@ -1,5 +1,6 @@
 """How many problems a task has and how long their questions are, without a download."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -7,13 +8,14 @@ from typing import NamedTuple
 
 from mesotron.answers.formats import FORMATS
 from mesotron.config import TaskConfig, TrainConfig
-from mesotron.rlvr.plan.setup import Lengths
+from mesotron.rlvr.plan.setup import Lengths, count_rows
 from mesotron.rlvr.plan.shapes import TABLES
 from mesotron.tasks.load import load_task
 from mesotron.tasks.prompts import SYSTEM
 from mesotron.tasks.registry import find_source
 
 DATASETS: dict[str, tuple[int, int]] = TABLES["datasets"]  # rows, tokens of a typical question
+ANSWERS: dict[str, tuple[int, int]] = TABLES["answers"]
 QUESTION_TOKENS = 80  # where nothing is known
 CHARACTERS_PER_TOKEN = 3.5
 CHAT_TOKENS = 20  # marks of a chat around its messages
@@ -97,17 +99,44 @@ def typical_question(task: TaskConfig) -> float:
 
 
 def lengths_of(config: TrainConfig, question: float, completion: float | None = None) -> Lengths:
-    """Tokens of a prompt and a completion; without a measured completion half the longest."""
-    task = config.task
+    """Tokens of a prompt and a completion; without a measured completion the task's typical one,
+    else half the longest."""
     most = config.rollout.max_tokens
+    prompt = prompt_tokens(config.task, question, most)
 
+    whole = None if completion else typical_answer(config)
+    if whole is not None:
+        # As if each further token had the same chance to be the last: the limit cuts the rest.
+        completion = most * -math.expm1(-whole / most)
+        longest = whole * math.log(max(count_rows(config).sampled, math.e))
+        return Lengths(prompt=prompt, completion=completion, longest=min(most, longest))
+
+    # Among many completions the longest is often cut off at the limit.
+    completion = min(completion or most / 2, most)
+    return Lengths(prompt=prompt, completion=completion, longest=min(most, 2 * completion))
+
+
+def prompt_tokens(task: TaskConfig, question: float, most: int) -> float:
+    """Tokens of a prompt with its system message and solved examples."""
     system = task.system
     if system is None:
         system = f"{SYSTEM} {FORMATS[task.answer_format].instruction}"
 
     prompt = CHAT_TOKENS + len(system) / CHARACTERS_PER_TOKEN + question
-    prompt += task.few_shot * (question + min(SOLUTION_TOKENS, most))  # within the limit
-    completion = min(completion or most / 2, most)
+    return prompt + task.few_shot * (question + min(SOLUTION_TOKENS, most))  # within the limit
 
-    # Among many completions the longest is often cut off at the limit.
-    return Lengths(prompt=prompt, completion=completion, longest=min(most, 2 * completion))
+
+def typical_answer(config: TrainConfig) -> float | None:
+    """Tokens of an answer to the task's questions that nothing cuts; None if unknown."""
+    known = ANSWERS.get(config.task.name)
+    if known is None:
+        return None
+
+    reasoned, solved = known
+    return solved if config.sft.steps else reasoned
+
+
+def solution_tokens(config: TrainConfig) -> float:
+    """Tokens of a solved problem's answer."""
+    known = ANSWERS.get(config.task.name)
+    return SOLUTION_TOKENS if known is None else known[1]

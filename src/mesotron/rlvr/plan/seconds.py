@@ -4,8 +4,10 @@ Decoding is bound by memory traffic (weights and keys and values for each token)
 launches; training passes by products and by the traffic of activations.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from mesotron.config import OptimConfig
 from mesotron.rlvr.plan.setup import Setup
 
 # Seconds of host fit runs of benchmarks/plan and benchmarks/speedrun on an H200; the other
@@ -29,6 +31,9 @@ OPTIMIZER_LAUNCH = 0.08e-3  # seconds of host per matrix without our kernels
 SECONDS_PER_ROW = 0.1e-3  # tokenizing, scoring and collecting one completion
 SECONDS_PER_STEP = 0.05  # logs, callbacks and the trainer's loop
 GAPS = 0.08  # between the phases, as a share of them
+# Launches of a supervised step, whose trainer also measures entropy and accuracy, in units of a
+# training pass; fits 900 steps of SmolLM2-135M on an H200.
+SUPERVISED = 2.0
 
 
 def phase_seconds(setup: Setup) -> dict[str, float]:
@@ -54,6 +59,25 @@ def phase_seconds(setup: Setup) -> dict[str, float]:
     seconds["other"] = SECONDS_PER_STEP + GAPS * sum(seconds.values())
 
     return seconds
+
+
+def supervised_seconds(setup: Setup, answer: float) -> float:
+    """Seconds of one step of a supervised start, on answers of so many tokens: AdamW, every weight,
+    without a record of the passes."""
+    rollout = replace(setup.config.rollout, fast=False)
+    config = replace(setup.config, rollout=rollout, optim=OptimConfig(name="adamw"))
+    plain = replace(setup, config=config)
+
+    # A batch is padded to its longest row; logits are made for all of it.
+    width = setup.lengths.prompt + 2 * answer
+    tokens = setup.config.sft.batch * width
+    seconds = pass_seconds(plain, tokens, tokens, 1, training=True)
+    if setup.gpu is not None:
+        host = setup.shape.layers * EAGER_TRAINING * SUPERVISED
+        seconds = max(seconds, host)
+
+    seconds += optimizer_seconds(plain)
+    return SECONDS_PER_STEP + (1 + GAPS) * seconds
 
 
 def flops_per_second(setup: Setup) -> float:

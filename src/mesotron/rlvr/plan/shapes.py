@@ -6,7 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mesotron.models.names import TINY_WEIGHTS
+from mesotron.models.gguf_header import model_config
+from mesotron.models.names import TINY_WEIGHTS, is_gguf
 from mesotron.runs.files import read_json
 
 GIB = 2**30
@@ -66,7 +67,11 @@ SHAPES = {name: Shape(*row) for name, row in TABLES["shapes"].items()}
 
 
 def find_shape(name: str) -> Shape | None:
-    """The shape of a model by its folder, its name, or the hub's cache; None if unknown."""
+    """The shape of a model by its folder, its file, its name, or the hub's cache; None if
+    unknown."""
+    if is_gguf(name):
+        return _shape_in(model_config(Path(name).expanduser()))
+
     for folder in _folders_of(name):
         file = folder / "config.json"
         if file.is_file():

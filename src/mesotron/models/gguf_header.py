@@ -1,0 +1,114 @@
+"""The sizes of a model by the first bytes of its GGUF file, without torch and without its weights.
+
+The file says its settings as pairs of a key and a typed value; reading ends at the vocabulary, of
+which only the number of tokens is taken.
+"""
+
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAGIC = b"GGUF"
+STRING = 8
+ARRAY = 9
+# Types of values by their numbers, as `struct` names them.
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+TOKENS = "tokenizer.ggml.tokens"
+MOST_KEYS = 1000  # a file with more is broken
+TIED_UP_TO = 3072  # width; the header does not say it, and wider models have a head of their own
+LONGEST = 2**20  # bytes of a string, and items of an array before the vocabulary
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Settings up to the vocabulary; `tokenizer.ggml.tokens` is the number of tokens. ValueError
+    if the file is not what it should be."""
+    try:
+        with file.open("rb") as stream:
+            return _read_pairs(stream)
+    except (struct.error, UnicodeDecodeError, KeyError) as error:
+        raise ValueError(f"{file}: cannot read this GGUF file: {error}") from error
+
+
+def model_config(file: Path) -> dict[str, Any]:
+    """The sizes under the names of Transformers' config.json."""
+    values = read_header(file)
+    kind = values.get("general.architecture", "")
+    names = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+    }
+    config = {"model_type": kind, "vocab_size": values.get(TOKENS)}
+    for name, key in names.items():
+        value = values.get(f"{kind}.{key}")
+        if value is not None:
+            config[name] = value
+
+    config["tie_word_embeddings"] = config.get("hidden_size", 0) <= TIED_UP_TO
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _read_pairs(stream: BinaryIO) -> dict[str, Any]:
+    if stream.read(4) != MAGIC:
+        raise KeyError("it does not begin with GGUF")
+
+    _version, _num_tensors, num_keys = _unpack(stream, "IQQ")
+    values: dict[str, Any] = {}
+    for _ in range(min(num_keys, MOST_KEYS)):
+        key = _read_string(stream)
+        (kind,) = _unpack(stream, "I")
+        if key == TOKENS:
+            _, length = _unpack(stream, "IQ")
+            values[key] = length
+            break
+
+        values[key] = _read_value(stream, kind)
+
+    return values
+
+
+def _read_value(stream: BinaryIO, kind: int) -> Any:
+    if kind == STRING:
+        return _read_string(stream)
+
+    if kind == ARRAY:
+        inner, length = _unpack(stream, "IQ")
+        if inner == ARRAY or length > LONGEST:
+            raise KeyError("an array is too long")
+
+        return [_read_value(stream, inner) for _ in range(length)]
+
+    (value,) = _unpack(stream, SCALARS[kind])
+    return value
+
+
+def _read_string(stream: BinaryIO) -> str:
+    (length,) = _unpack(stream, "Q")
+    if length > LONGEST:
+        raise KeyError("a text is too long")
+
+    data = stream.read(length)
+    if len(data) < length:
+        raise KeyError("it ends early")
+
+    return data.decode()
+
+
+def _unpack(stream: BinaryIO, form: str) -> tuple[Any, ...]:
+    form = f"<{form}"
+    return struct.unpack(form, stream.read(struct.calcsize(form)))
