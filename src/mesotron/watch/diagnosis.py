@@ -42,8 +42,8 @@ EVALUATIONS = 2  # for detectors that read evaluations, which wait that long
 FLOOR = 0.05
 FLOOR_ROWS = 50
 NOT_UP = Symptom("bounded_reward", "not_up", by=0.1)
-# A policy that follows the gradient of its own reward loses it if its steps are too large, or if the
-# gradient is not that of the reward: what shows the second was looked for.
+# A policy that follows the gradient of its own reward loses it if its steps are too large, or if
+# the gradient is not that of the reward: what shows the second was looked for.
 LARGE_STEPS = "; nothing else that is logged shows why, so the steps are probably too large"
 UNEXPLAINED = {"reward_collapse": LARGE_STEPS, "accuracy_collapse": LARGE_STEPS}
 # The metrics to quote and their reference; all but the first two only if they moved.
