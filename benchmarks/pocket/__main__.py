@@ -48,6 +48,16 @@ TINY = {
     "lora": Setting(1e-3, f"arith --lora 8 {SMALL}"),
     "late collapse": Setting(5e-3, f"arith_sparse_collapse --steps 40 {SMALL}"),
 }
+# A random model of one layer with a reward that has a spread, for the kills.
+KILLED = (
+    "train arith --lr auto --steps 40 --save-every 7 --keep 3 --reward earned:even --lr 1e-3 "
+    "--device cpu --batch 4 --group 4 --max-tokens 4 --task.num-eval 3 --task.num-train 14 "
+    "--eval-every 4 --model model --threads 1"
+)
+EVEN = """
+def even(completion_ids, **_):
+    return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
+"""
 # Real models; not run yet.
 GPU = {
     "sums": Setting(1e-4, "arith_smollm2 --save-every 0"),
@@ -189,42 +199,48 @@ def is_dead(run: Run) -> bool:
 
 
 def kill(given: argparse.Namespace) -> Run:
-    """Run searches in forked copies of this process, end each with SIGKILL, and resume it."""
-    words = f"train arith --lr auto {SMALL} --task.num-eval 10 --batch 4 --group 4"
-    words += " --max-tokens 12 --steps 40 --seed 0 --threads 1"
-    whole = given.state / "whole"
-    given.state.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(whole, ignore_errors=True)
-
-    # Everything is imported before the first copy is made, but no thread pool started.
+    """Run searches in forked copies of this process, end each with SIGKILL at a random row of its
+    forks, resume it, and compare."""
+    # Everything is imported before the first copy is made.
     import mesotron.rlvr.session  # noqa: F401
+    from support.rlvr_tiny import save_arith_model
 
-    began = time.monotonic()
-    wait(start(f"{words} --out {whole}"))
-    seconds = time.monotonic() - began
-    instants = random.Random(310)
+    given.state.mkdir(parents=True, exist_ok=True)
+    os.chdir(given.state)
+    sys.path.insert(0, str(given.state))
+    Path("earned.py").write_text(EVEN)
+    save_arith_model(Path("model"))
+
+    shutil.rmtree("whole", ignore_errors=True)
+    wait(start(f"{KILLED} --out whole"))
+    most = fork_rows(Path("whole"))
+    draw = random.Random(310)
     kills: list[Run] = []
 
-    while len(kills) < given.kills:
-        path = given.state / f"killed-{len(kills)}"
+    for number in range(given.kills):
+        path = Path(f"killed-{number}")
         shutil.rmtree(path, ignore_errors=True)
-        child = start(f"{words} --out {path}")
-        time.sleep(instants.uniform(0.1, 0.75) * seconds)
+        child = start(f"{KILLED} --out {path}")
+
+        target = draw.randint(0, most)
+        while fork_rows(path) < target or not any(path.glob("pocket/*")):
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.3))
+
         os.kill(child, signal.SIGKILL)
         wait(child)
+        at = {"fork_rows": fork_rows(path), "forks": len([*path.glob("pocket/*")])}
 
-        rows = len(read_rows(path / "metrics.jsonl"))
-        forks = sorted(each.name for each in path.glob("pocket/*"))
-        if (path / "config.json").exists():
-            wait(start(f"train --resume {path} --threads 1"))
-        else:
-            wait(start(f"{words} --out {path}"))
-
-        same = digest(path) == digest(whole)
-        kills.append({"rows": rows, "forks": forks, "same": same})
+        wait(start(f"train --resume {path} --trust --threads 1"))
+        same = digest(path) == digest(Path("whole"))
+        kills.append({**at, "same": same})
         print(kills[-1], file=sys.stderr, flush=True)
 
-    return {"words": words, "kills": kills}
+    return {"words": KILLED, "fork_rows": most, "kills": kills}
+
+
+def fork_rows(path: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in path.glob("pocket/*/metrics.jsonl"))
 
 
 def start(words: str) -> int:

@@ -26,7 +26,7 @@ from mesotron.config import (
 )
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.plan.advice import advise
-from mesotron.rlvr.plan.cost import estimate_run
+from mesotron.rlvr.plan.cost import estimate_run, money_rows
 from mesotron.rlvr.plan.estimate import estimate_step, predict
 from mesotron.rlvr.plan.pace import Pace, find_pace
 from mesotron.rlvr.plan.problems import find_problems, lengths_of
@@ -35,6 +35,7 @@ from mesotron.rlvr.plan.shapes import GIB, SHAPES, find_shape
 from mesotron.rlvr.plan.sizes import step_math
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import Checkpoint
+from mesotron.runs.console import spell_time
 from mesotron.runs.resume import Plan
 from mesotron.watch import budget as budget_of_run
 from mesotron.watch.budget import limits_of, open_budget
@@ -224,6 +225,13 @@ def test_what_a_budget_buys():
     # The last of two rollouts is complete.
     config = replace(config, rollout=replace(rollout, updates=2), steps=3)
     assert estimate_run(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
+
+    # So does a search for the rate, at most.
+    searching = PlanConfig(rollout=rollout, steps=100, lr_auto=True)
+    found = estimate_run(searching, 5000, Pace(10.0, 50.0, "as stated"))
+    shown = dict(money_rows(found, searching))
+    assert "40 steps" in shown["search of --lr auto"]
+    assert shown["time of this run"] == spell_time(1400)
 
     # Oversampled prompts cost time and tokens.
     objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
