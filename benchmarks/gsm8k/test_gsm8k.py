@@ -14,6 +14,7 @@ from benchmarks.gsm8k.plan import (
     chosen_rate,
     key_of,
     last_of_each,
+    models_of,
     plan,
     train_flags,
 )
@@ -97,6 +98,12 @@ def test_every_command_line_is_one_of_mesotron_train(cells, part):
         assert bool(config.sft.steps) == (part == "smollm2" or cell["arm"] == "gemma270m")
         if cell["arm"] != "gemma270m" and part != "smollm2":
             assert config.rollout.max_tokens == 512
+
+
+def test_the_models_of_the_parts_are_those_of_their_runs(cells):
+    for part in PARTS:
+        used = {train_flags(cell, PLACES)[2] for cell in where(cells, part=part)}
+        assert set(models_of([part], PLACES.models)) == used
 
 
 def test_what_comes_last_counts():
