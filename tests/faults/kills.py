@@ -285,7 +285,6 @@ def start_rank(work: Callable[[], int], rank: int, processes: int, port: int) ->
             "WORLD_SIZE": str(processes),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "ACCELERATE_USE_CPU": "true",
         }
         code = work()
     except BaseException:

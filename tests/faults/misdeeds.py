@@ -110,6 +110,7 @@ CHANGES = {
     "closes stdout": "sys.stdout.close()",
     "closes descriptors": "os.close(1); os.close(2)",
     "changes the default dtype": "import torch; torch.set_default_dtype(torch.float64)",
+    "changes the default device": "import torch; torch.set_default_device('meta')",
     "leaves the working folder": "os.chdir('/')",
     "forks and returns": "os.fork()",
 }
@@ -132,6 +133,7 @@ def make_cases() -> list[Case]:
         Case("raises in one of two processes", own, rank="1", **two),
         Case("raises in both of two processes", own, rank="01", **two),
         Case("raises in an evaluation of two", oops, rank="1", **(two | evaluation)),
+        Case("raises in the first of two", oops, step=0, rows=0, sizes="3", processes=2, rank="1"),
     ]
     cases += [Case(name, misdeed, 0, hangs=True) for name, misdeed in HANGS.items()]
 

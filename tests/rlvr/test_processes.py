@@ -270,6 +270,29 @@ def launch(arguments, folder):
 
 
 @slow
+def test_a_reward_that_raises_in_one_process_is_told_by_all(tmp_path):
+    """In the first evaluation, before there is a trainer; started as by torchrun."""
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "def score(completions, **_):\n"
+        "    return [1 / (1 - int(os.environ['RANK'])) for _ in completions]\n"
+    )
+    flags = "--batch 2 --group 2 --max-tokens 4 --task.num-eval 2 --task.num-train 8 --steps 1"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["-m", "mesotron", "train", "arith", "--device", "cpu", *flags.split()]
+    command += ["--reward", "mine.py:score", "--out", "run"]
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+
+    ours = [line for line in done.stderr.splitlines() if line.startswith("mesotron: ")]
+    assert len(ours) == 1
+    assert "process 1" in ours[0]
+    assert "ZeroDivisionError" in ours[0]
+    assert "exitcode  : 2 " in done.stderr
+
+
+@slow
 def test_log_probabilities_stay_float32_where_bfloat16_is_sharded(model):
     """Rounded to bfloat16 an entropy of 3.2 would be off by up to 0.008."""
     entropies = []

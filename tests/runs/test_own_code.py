@@ -39,11 +39,13 @@ def test_what_was_changed_is_set_back(tmp_path, monkeypatch, caplog):
         torch.set_default_dtype(torch.float64)
         torch.set_grad_enabled(False)
         torch.set_num_threads(threads + 1)
+        torch.set_default_device("meta")
 
     assert (sys.stdout, sys.stderr) == streams
     assert not sys.stdout.closed
     assert os.getcwd() == str(tmp_path)
     assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_device().type == "cpu"
     assert torch.is_grad_enabled()
     assert torch.get_num_threads() == threads
     assert "the reward f changed torch's default dtype" in caplog.text

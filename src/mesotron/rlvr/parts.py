@@ -21,7 +21,7 @@ from mesotron.rewards.call import Reward, as_reward_function, make_reward, reads
 from mesotron.rlvr.lifecycle import trainer_arguments
 from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.optimizer import check_settings
-from mesotron.rlvr.together import together
+from mesotron.rlvr.together import meet_others, together
 from mesotron.rlvr.trl_arguments import check_enough, sampler_arguments, trl_arguments
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.rlvr.trl_trainer import GRPOTrainer
@@ -55,6 +55,7 @@ class Parts:
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
     device = choose_device(config.device, config.threads)
+    meet_others(device.type)
     arguments = trl_arguments(
         config.objective, config.rollout, config.optim, process.num_processes()
     )

@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from mesotron.runs.deadline import LimitReached
@@ -13,6 +15,13 @@ from mesotron.runs.process import SharedFailure, num_processes
 log = logging.getLogger("mesotron")
 Result = TypeVar("Result")
 LIMIT = "limit"
+
+
+def meet_others(device: str) -> None:
+    """Join the processes of a run. On CPUs Accelerate sees only its own until the trainer is built,
+    unless it is told so: a failure in one would not reach the others before."""
+    if num_processes() > 1:
+        PartialState(cpu=device == "cpu")
 
 
 def together(action: Callable[[], Result]) -> Result:
@@ -29,6 +38,8 @@ def together(action: Callable[[], Result]) -> Result:
         error = raised
 
     failures = gather_object([sentence_of(error)])
+    if any(failures):
+        wait_for_the_others()
     if LIMIT in failures:
         raise LimitReached from error
 
@@ -37,6 +48,12 @@ def together(action: Callable[[], Result]) -> Result:
             raise SharedFailure(f"process {number}: {failure}") from error
 
     return result  # pyright: ignore[reportReturnType]
+
+
+def wait_for_the_others() -> None:
+    """A process that ends now would take what it has said from those that are still reading it."""
+    with suppress(RuntimeError):  # one has ended already, after it had read
+        PartialState().wait_for_everyone()
 
 
 def sentence_of(error: BaseException | None) -> str | None:

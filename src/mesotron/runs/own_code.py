@@ -120,6 +120,7 @@ def torch_defaults() -> dict[str, Any]:
 
     return {
         "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
         "gradient mode": torch.is_grad_enabled(),
         "number of threads": torch.get_num_threads(),
     }
@@ -133,6 +134,8 @@ def reset_torch(defaults: dict[str, Any]) -> list[str]:
         return []
 
     torch = sys.modules["torch"]
+    device = defaults["default device"]
+    torch.set_default_device(None if device.type == "cpu" else device)
     torch.set_default_dtype(defaults["default dtype"])
     torch.set_grad_enabled(defaults["gradient mode"])
     torch.set_num_threads(defaults["number of threads"])
