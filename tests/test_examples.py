@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mesotron import cli
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -60,6 +62,53 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     assert "runs/notebook" in capsys.readouterr().out
     assert len(names["rows"]) == 2
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
+
+
+def test_own_reward(tmp_path, capsys):
+    names = runpy.run_path(str(EXAMPLES / "own_reward.py"))
+    texts = ["7 + 5 = 12\n\\boxed{12}", "\\boxed{11}", "12"]
+    assert names["score"](texts, answer=[12, 12, 12]) == [1.0, 0.0, 0.0]
+
+    names["main"](tmp_path, steps=1, held_out=2)
+    printed = capsys.readouterr().out
+    assert "not sound" not in printed
+    assert "step 1/1" in printed
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_with_the_calculator(tmp_path, capsys):
+    """The second command of the example's docstring, on a model of two steps."""
+    path = EXAMPLES / "calculator.py"
+    runpy.run_path(str(path))["main"](tmp_path / "out", steps=2)
+
+    words = f"train --model {tmp_path}/out/model --data {tmp_path}/out/data".split()
+    words += ["--tools", f"{path}:calculate", "--steps", "1", "--batch", "2", "--group", "2"]
+    words += ["--max-tokens", "16", "--task.num-eval", "2", "--out", str(tmp_path / "run")]
+
+    assert cli.main(words) == 0
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert "tools/turns" in row
+    assert "step 1/1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_ppo_snake(capsys):
+    runpy.run_path(str(EXAMPLES / "ppo_snake.py"))["main"](timesteps=20_480, games=16)
+    text = capsys.readouterr().out
+    first, last = numbers(r"fruit from ([\d.]+) to ([\d.]+)", text)
+    assert last > first
+    assert "greedy" in text
+
+
+@pytest.mark.slow
+def test_vla_blocks(tmp_path, capsys):
+    names = runpy.run_path(str(EXAMPLES / "vla_blocks.py"))
+    names["main"](tmp_path, episodes=6, steps=2, scenes=2)
+
+    text = capsys.readouterr().out
+    assert (tmp_path / "run" / "result.json").exists()
+    assert "camera" in text
 
 
 def test_calculator(tmp_path):

@@ -30,7 +30,7 @@ from mesotron.tasks.problem import Problem, first_ranked, ranked
 from mesotron.tasks.prompts import build_prompt, solved_text
 from mesotron.tasks.table import read_splits
 
-TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+MISTAKES = Path(__file__).parents[2] / "docs" / "mistakes.md"
 
 
 def write(path: Path, rows: list) -> str:
@@ -389,7 +389,7 @@ def test_common_mistakes_are_answered_before_heavy_imports(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
 
-    table = TROUBLESHOOTING.read_text().split("## Common mistakes")[1].split("\n## ")[0]
+    table = MISTAKES.read_text()
     rows = re.findall(r"^\| `mesotron (.*?)` \| `(.*?)`", table, re.MULTILINE)
     assert len(rows) >= 20
 

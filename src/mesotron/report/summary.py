@@ -107,7 +107,7 @@ def figures_of(run: Run) -> list[Figure]:
         figures.append(Figure("watch", run.condition, _why(run, run.condition)))
 
     if run.best is not None:
-        kept = run.best.checkpoint or "no checkpoint of it is left"
+        kept = run.best.checkpoint or "its checkpoint is not kept"
         value = f"{run.best.value:.3g} at step {run.best.step}"
         figures.append(Figure("best evaluation", value, kept))
 
