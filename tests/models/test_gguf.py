@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from mesotron.models import gguf_header
 from mesotron.models.gguf import convert_gguf, tie_if_same
 from mesotron.models.gguf_header import read_header
 from mesotron.rlvr.plan.shapes import find_shape
@@ -128,6 +129,18 @@ def test_the_sizes_are_read_from_the_header_alone(tmp_path):
         file.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=file.name):
             read_header(file)
+
+
+@pytest.mark.parametrize("size", [0, 2**40, -1, [1, 2], "wide"])
+def test_a_size_that_is_none_leaves_the_shape_unknown(tmp_path, monkeypatch, size):
+    values = {"general.architecture": "qwen2", "qwen2.embedding_length": size}
+    values |= {"qwen2.block_count": 1, "qwen2.attention.head_count": 1}
+    monkeypatch.setattr(gguf_header, "read_header", lambda file: values)
+    assert "hidden_size" not in gguf_header.model_config(tmp_path)
+
+    file = tmp_path / "odd.gguf"
+    file.touch()
+    assert find_shape(str(file)) is None
 
 
 @pytest.mark.parametrize(("noise", "is_tied"), [(0.0, True), (0.3, True), (2.0, False)])

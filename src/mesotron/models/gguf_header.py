@@ -26,6 +26,7 @@ SCALARS = {
     12: "d",
 }
 TOKENS = "tokenizer.ggml.tokens"
+LARGEST = 2**31  # sizes of a model are below it
 MOST_KEYS = 1000  # a file with more is broken
 TIED_UP_TO = 3072  # width; the header does not say it, and wider models have a head of their own
 LONGEST = 2**20  # bytes of a string, and items of an array before the vocabulary
@@ -53,14 +54,16 @@ def model_config(file: Path) -> dict[str, Any]:
         "num_key_value_heads": "attention.head_count_kv",
         "head_dim": "attention.key_length",
     }
-    config = {"model_type": kind, "vocab_size": values.get(TOKENS)}
-    for name, key in names.items():
-        value = values.get(f"{kind}.{key}")
-        if value is not None:
+    config: dict[str, Any] = {"model_type": kind}
+    sizes = {name: values.get(f"{kind}.{key}") for name, key in names.items()}
+    sizes["vocab_size"] = values.get(TOKENS)
+
+    for name, value in sizes.items():
+        if type(value) is int and 0 < value < LARGEST:  # some models have one for each layer
             config[name] = value
 
     config["tie_word_embeddings"] = config.get("hidden_size", 0) <= TIED_UP_TO
-    return {name: value for name, value in config.items() if value is not None}
+    return config
 
 
 def _read_pairs(stream: BinaryIO) -> dict[str, Any]:
