@@ -32,6 +32,7 @@ from mesotron.runs import RunFolder
 from mesotron.watch import budget as budget_of_run
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART, Event
 from mesotron.watch.engine import Engine
+from mesotron.watch.forecast import Forecast
 from mesotron.watch.settings import obstacle
 from support.rlvr_tiny import SlowBudget, same, save_arith_model
 
@@ -384,6 +385,35 @@ def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
     last = next(line for line in capsys.readouterr().out.splitlines() if "stopped at" in line)
     assert "no automatic remedy" in last
     assert "start again" not in last
+
+
+def test_a_hopeless_verdict_stops_a_run_with_a_checkpoint(run, whole, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(Forecast, "is_hopeless", True)
+        assert run("--verdict-after 2 --stop-if hopeless --out hopeless") == 0
+
+    (event,) = stream("hopeless", "events")
+    assert (event["kind"], event["step"], event["steps"]) == ("forecast", 2, 4)
+    printed = capsys.readouterr().out.splitlines()
+    (last,) = [line for line in printed if "stopped and saved at step 2" in line]
+    assert "hopeless" in last
+
+    assert len(stream("hopeless")) == 2
+    assert run("--resume hopeless") == 0
+    assert len(stream("hopeless", "events")) == 1  # it was asked once
+    Path("hopeless/events.jsonl").unlink()
+    assert_same_end(whole, "hopeless")
+
+
+def test_an_unknown_verdict_stops_nothing(run, whole):
+    assert run("--verdict-after 2 --stop-if hopeless --out unknown") == 0
+
+    (event,) = stream("unknown", "events")
+    assert event["outcome"] == "unknown"
+    assert event["text"] in Path("unknown/report.md").read_text()
+    assert event["text"].split(",")[0] in Path("unknown/report.html").read_text()
+    Path("unknown/events.jsonl").unlink()
+    assert_same_end(whole, "unknown")
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,68 @@ def test_check_tells_unknown_from_healthy(tmp_path, capsys, rows, code):
         assert record["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("words", "steps", "is_guess"), [([], 60, True), (["--steps", "200"], 200, False)]
+)
+def test_a_forecast_of_anybodys_log(tmp_path, capsys, words, steps, is_guess):
+    rows = [{"iteration": k, "train/reward": 0.2 + k / 100} for k in range(1, 31)]
+    log = write(tmp_path / "a.jsonl", rows)
+    assert cli.main(["watch", str(log), "--forecast", *words]) == 0
+    printed = capsys.readouterr().out
+
+    assert cli.main(["watch", str(log), "--forecast", "--json", *words]) == 0
+    forecast = json.loads(capsys.readouterr().out)["forecast"]
+    assert (forecast["step"], forecast["steps"], forecast["is_guess"]) == (30, steps, is_guess)
+    assert forecast["outcome"] == "learn"
+    assert forecast["text"] in printed
+
+    assert cli.main(["watch", str(log), "--json"]) == 0
+    assert "forecast" not in json.loads(capsys.readouterr().out)
+
+
+def test_forecasts_of_several_logs(tmp_path, capsys):
+    rows = [{"step": k, "reward": 0.2 + k / 100} for k in range(1, 31)]
+    for name, count in (("a", 30), ("b", 3)):
+        write(tmp_path / f"{name}.jsonl", rows[:count])
+
+    assert cli.main(["watch", str(tmp_path), "--forecast"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("a.jsonl: ") and "learn" in line for line in lines)
+    assert any(line.startswith("b.jsonl: ") and "unknown" in line for line in lines)
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+def test_the_planned_end_is_that_of_the_log(tmp_path, capsys, is_run):
+    rows = [{"step": k, "reward": 0.2 + k / 100} for k in range(1, 31)]
+    if is_run:
+        write(tmp_path / "metrics.jsonl", rows)
+        (tmp_path / "config.json").write_text(json.dumps({"steps": 90}))
+        (tmp_path / "env.json").write_text("{}")
+    else:
+        state = {"max_steps": 90, "log_history": rows}
+        (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+
+    assert cli.main(["watch", str(tmp_path), "--forecast", "--json"]) == 0
+    forecast = json.loads(capsys.readouterr().out)["forecast"]
+    assert (forecast["steps"], forecast["is_guess"]) == (90, False)
+
+
+@pytest.mark.parametrize("steps", ["many", None, True, -1, 2.5, 10**30, {}])
+def test_a_planned_end_that_is_no_count(tmp_path, capsys, steps):
+    rows = [{"step": k, "reward": 0.2 + k / 100} for k in range(1, 31)]
+    state = {"max_steps": steps, "log_history": rows}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+
+    assert cli.main(["watch", str(tmp_path), "--forecast", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["is_guess"]
+
+
+def test_a_planned_end_needs_a_forecast(tmp_path, capsys):
+    log = write(tmp_path / "a.jsonl", healthy(0, steps=30))
+    assert cli.main(["watch", str(log), "--steps", "90"]) == 2
+    assert "--forecast" in capsys.readouterr().err
+
+
 def test_a_hacked_reward_is_shown_by_samples(tmp_path, capsys):
     rows = []
     for k in range(120):

@@ -191,8 +191,14 @@ class WatchConfig(Config):
     alerts: tuple[str, ...] = ()
     """Where to send alerts: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC or
     command:PROGRAM; addresses come from environment variables."""
+    forecast: bool = False
+    """Also say how the run will end: will it learn, where do reward and held-out score end, what
+    limits it."""
+    steps: Count | None = None
+    """With --forecast, the planned last step (unset: what the log says, else twice as many steps as
+    so far)."""
     price: Positive | None = None
-    """Dollars per hour of the machine, for the alerts."""
+    """Dollars per hour of the machine, for the alerts and the forecast."""
     link: str = ""
     """Address of the run's page, for the alerts (unset: report.html in the run's folder)."""
     detectors: Path | None = None
@@ -204,6 +210,7 @@ class WatchConfig(Config):
     def check_fields(self) -> None:
         if self.kind != "auto" and self.kind not in FORMATS:
             self.refuse("kind", FORMATS.hint(self.kind))
+        self.refuse_unless(self.forecast, "needs --forecast", "steps")
         for text in self.alerts:
             check_alert(text)
 

@@ -518,6 +518,10 @@ class TrainConfig(LanguageRunConfig):
     guard: GuardName = "warn"
     """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
     watch: RunWatchConfig = RunWatchConfig()
+    verdict_after: Natural = setting(0, on_resume=True)
+    """After N steps say how the run will end: will it learn, and what limits it (0: never)."""
+    stop_if: Literal["never", "hopeless"] = setting("never", on_resume=True)
+    """With --verdict-after, save and stop the run if that verdict is hopeless."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
     """Also send the metrics there; the run folder always has them."""
 
@@ -530,6 +534,7 @@ class TrainConfig(LanguageRunConfig):
             self._check_search()
         if self.sft.steps and (self.model.lora or self.model.load != "full"):
             self.sft.refuse("steps", "trains every weight: leave --lora out, or use mesotron sft")
+        self.refuse_unless(self.verdict_after > 0, "needs --verdict-after N", "stop_if")
 
     def _check_search(self) -> None:
         if self.objective.is_self_labeled:

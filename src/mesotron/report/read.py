@@ -55,6 +55,7 @@ class Run:
     config: Row = field(default_factory=dict)
     environment: Row = field(default_factory=dict)
     logged_events: list[Row] = field(default_factory=list)
+    forecasts: list[str] = field(default_factory=list)  # made during the run, as paragraphs
     samples: list[Row] = field(default_factory=list)
     result: Row | None = None  # None while the run goes on
     before: Row | None = None  # the evaluations before and after training
@@ -150,6 +151,7 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
 
     folder = RunFolder(path)
     events = [row for row in folder.rows("events") if parse_event(row) is not None]
+    forecasts = [str(row.get("text")) for row in folder.rows("events") if is_forecast(row)]
     runs = rows_of_steps(read_rows(path / "runs.jsonl"))
 
     return Run(
@@ -159,6 +161,7 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
         folder.config,
         folder.environment,
         logged_events=events,
+        forecasts=forecasts,
         samples=folder.rows("samples"),
         spectra=[row for row in folder.rows("spectra") if row.keys() >= SPECTRUM],
         result=folder.result,
@@ -214,6 +217,10 @@ def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
 
 def finite_values(column: Column) -> list[float]:
     return [x for x in column if x is not None and math.isfinite(x)]
+
+
+def is_forecast(row: Row) -> bool:
+    return row.get("kind") == "forecast"
 
 
 def parse_event(row: Row) -> Event | Action | None:

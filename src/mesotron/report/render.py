@@ -159,6 +159,7 @@ def watch_blocks(run: Run) -> list[Block]:
             blocks.append(phases_block(run, run.diagnosis))
         blocks += diagnosis_blocks(run.diagnosis)
 
+    blocks += [text(forecast) for forecast in run.forecasts]
     if run.events:
         blocks.append({"kind": "events", "events": list(map(describe_event, run.events))})
 

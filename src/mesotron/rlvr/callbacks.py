@@ -29,7 +29,8 @@ from mesotron.runs.own_code import FAILURES
 from mesotron.runs.process import StopRequest
 from mesotron.tasks.rows import Rows
 from mesotron.watch.budget import Budget
-from mesotron.watch.callback import broadcast
+from mesotron.watch.callback import Watch, broadcast
+from mesotron.watch.forecast import forecast
 
 log = logging.getLogger("mesotron.watch")
 
@@ -309,6 +310,44 @@ class Spending(TrainerCallback):
             evaluations += self.evaluations_at_end
 
         return self.budget.refusal(evaluations)
+
+
+class SayVerdict(TrainerCallback):
+    """Says once, after N steps, how the run will end, and stops it there if it is hopeless and that
+    is asked for. Must come after the watch, whose rows it reads."""
+
+    def __init__(
+        self, after: int, stops: bool, watch: Watch, run: RunFolder, price: float | None
+    ) -> None:
+        self.after = after
+        self.stops = stops
+        self.watch = watch
+        self.run = run
+        self.price = price
+        self.is_said = False
+        self.stopped_by: str | None = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """A resumed run is not asked again."""
+        said = [row for row in self.run.rows("events") if row.get("kind") == "forecast"]
+        self.is_said = broadcast(bool(said))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        is_due = self.after <= state.global_step < state.max_steps and "loss" in (logs or {})
+        if self.is_said or not is_due:
+            return
+
+        self.is_said = True
+        given = None
+        if state.is_world_process_zero:
+            given = forecast(self.watch.monitor.rows, state.max_steps, self.price)
+            event = {"kind": "forecast"} | given.to_record() | {"step": state.global_step}
+            self.run.append("events", event)
+            logging.getLogger("mesotron").warning(given.text())
+
+        if self.stops and broadcast(given is not None and given.is_hopeless):
+            self.stopped_by = "the verdict is hopeless"
+            control.should_save = control.should_training_stop = True
 
 
 class EvalEvery(TrainerCallback):

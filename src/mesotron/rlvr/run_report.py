@@ -232,6 +232,9 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
 
     for action in monitor.actions:
         lines.append(f"\n{action.sentence()}")
+    for event in events:
+        if event.get("kind") == "forecast":
+            lines.append(f"\n{event['text']}")
 
     return lines
 

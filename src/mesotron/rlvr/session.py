@@ -26,6 +26,7 @@ from mesotron.rlvr.callbacks import (
     ForgettingProbe,
     GracefulStop,
     RunLog,
+    SayVerdict,
     SnrProbe,
     Spending,
 )
@@ -112,7 +113,8 @@ def train_in(
     if step < config.steps and watch.stopped_by is not None:
         say_stopped_by_watch(watch, trainer.best, step, console)
     elif step < config.steps:
-        say_stopped(console, run, plan, step, limit or spending.stopped_by)
+        reason = limit or spending.stopped_by or session.verdict.stopped_by
+        say_stopped(console, run, plan, step, reason)
     else:
         after = together(lambda: evaluate_part(parts, trainer.model, "after"))
         best = evaluate_best(session, after)
@@ -132,6 +134,7 @@ class Session:
     watch: Watch
     spending: Spending
     budget: Budget
+    verdict: SayVerdict
     stop: process.StopRequest
     is_fork: bool = False
 
@@ -229,7 +232,8 @@ def open_session(  # noqa: PLR0913  # what the stretches of a run share, by name
     config = parts.config
     chooses = config.final == "best" and config.eval_every > 0
     spending = Spending(budget, trainer, config.eval_every, evaluations_at_end=1 + chooses)
-    session = Session(run, parts, trainer, watch, spending, budget, stop, is_fork)
+    verdict = make_verdict(watch, config, run)
+    session = Session(run, parts, trainer, watch, spending, budget, verdict, stop, is_fork)
 
     view.watch_state = watch.state
     add_callbacks(session, before, view)
@@ -252,6 +256,16 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder, is_fork: bool
         detectors=watch.detectors or (),
         alerts=watch.alerts,
         price=limits_of(parts.config).price,
+    )
+
+
+def make_verdict(watch: Watch, config: TrainConfig, run: RunFolder) -> SayVerdict:
+    return SayVerdict(
+        config.verdict_after,
+        config.stop_if == "hopeless",
+        watch,
+        run,
+        limits_of(config).price,
     )
 
 
@@ -295,6 +309,9 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
 
     # A watch sees a non-finite loss before the log, but a row is written before it is undone.
     callbacks.insert(len(callbacks) if undoes else 0, session.watch)
+    if config.verdict_after and not session.is_fork:  # it reads the watch's rows
+        callbacks.append(session.verdict)
+
     for callback in callbacks:
         trainer.add_callback(callback)
 

@@ -60,6 +60,8 @@ FREE = {
     "eval_every",
     "final",
     "lr_auto",
+    "verdict_after",
+    "stop_if",
     "reward",
 }
 

@@ -31,6 +31,7 @@ from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_d
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
 from mesotron.watch.engine import Monitor, merge_history
 from mesotron.watch.find import find_runs
+from mesotron.watch.forecast import Forecast, forecast
 from mesotron.watch.log import Log, Stream, read_log
 from mesotron.watch.metrics import (
     Names,
@@ -142,13 +143,14 @@ class WatchResult:
     diagnosis: Diagnosis
     names: set[str]  # in the log, ours added
     samples: tuple[dict[str, Any], ...] = ()  # that show how a reward was hacked
+    forecast: Forecast | None = None  # with --forecast
 
     def record(self) -> dict[str, Any]:
         """The JSON of --json and --out: docs/AGENTS.md describes it."""
         verdict, code = VERDICTS[self.diagnosis.condition]
         unknown = sorted(name for name in self.names if name != "step" and not is_known(name))
 
-        return {
+        record = {
             "schema": SCHEMA,
             "path": str(self.log.path),
             "kind": self.log.kind,
@@ -161,6 +163,10 @@ class WatchResult:
             "unknown_names": unknown[:MOST_UNKNOWN],
             "samples": [*self.samples],
         } | self.diagnosis.record()
+        if self.forecast is not None:
+            record["forecast"] = self.forecast.to_record()
+
+        return record
 
 
 def watch_with_alerts(config: WatchConfig, path: Path, console: Console) -> WatchResult:
@@ -205,12 +211,25 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
         )
         console.print(Text(str(sample["completion"])[:MOST_SHOWN]))
 
+    given = forecast_of(config, log, watcher)
+    if given is not None:
+        console.print(Text(given.text()))
+
     if names.given:
         file = remember_names(path, names.given)
         if file:
             console.print(f"note: --rename is remembered in {file}")
 
-    return WatchResult(log, diagnosis, names.seen, samples)
+    return WatchResult(log, diagnosis, names.seen, samples, given)
+
+
+def forecast_of(config: WatchConfig, log: Log, watcher: "Watcher") -> Forecast | None:
+    """How the run will end; None unless that is asked for."""
+    if not config.forecast:
+        return None
+
+    steps = config.steps or log.planned_steps
+    return forecast(watcher.monitor.rows, steps, config.price)
 
 
 def hacked_samples(path: Path, diagnosis: Diagnosis) -> tuple[dict[str, Any], ...]:
@@ -420,6 +439,10 @@ def watch_many(
 
     results.sort(key=_badness)
     show_many(results, config.path, console)
+    for result in results:
+        if result.forecast is not None:
+            name = _short(result.log.path, config.path)
+            console.print(Text(f"{name}: {result.forecast.text(with_record=False)}"))
     for path, error in unread.items():
         console.print(f"unread   {_short(Path(path), config.path)}: {error}")
 

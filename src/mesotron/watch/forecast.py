@@ -36,11 +36,15 @@ LEAST_GAIN = 0.05
 STANDARD_ERRORS = 2.0
 # Of a reward that has left 0 to 1, what is left to gain is not known.
 UNKNOWN_ROOM = 0.3
-MOST_LIKELY_COLLAPSE = 0.5
+# A run is hopeless with at most this chance to learn, and a lasting cause or this chance of a
+# collapse.
+LEAST_CHANCE = 0.1
+LIKELY_COLLAPSE = 0.5
 # What limits a run, from these shares of groups or completions on. Chosen, not fitted.
 SILENT_GROUPS = 0.5
 TRUNCATED = 0.3
 UNFORMATTED = 0.3
+CLEARLY_BETTER = 0.1  # more outcomes right than by always saying plateau
 MENDING = 0.05  # a share that falls by more is being mended by time
 
 
@@ -53,7 +57,7 @@ class Interval:
     high: float
 
     def text(self) -> str:
-        return f"{self.value:.3g} (80%: {self.low:.3g} to {self.high:.3g})"
+        return f"{self.value:.3g} at the end (80%: {self.low:.3g} to {self.high:.3g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,14 @@ class Limit:
     share: float  # of the groups or completions; of noise, its size beside the expected gain
     remedy: str
     is_mending: bool  # whether time alone improves it
+
+    def text(self) -> str:
+        if self.name == "noise":
+            size = f"{self.share:.1f} times the expected gain"
+        else:
+            size = f"{self.share:.2f}"
+
+        return f"{self.name} ({size}): {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +115,24 @@ class Forecast:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether even the upper end of the interval is no gain, for a reason that lasts."""
+        """Whether a gain is unlikely by interval and outcome alike, for a reason that lasts."""
         end = self.reward or self.heldout
         if self.outcome == "unknown" or end is None or self.present is None:
             return False
         if end.high - self.present >= self.least_gain:
             return False
+        if self.probabilities["learn"] > LEAST_CHANCE:
+            return False
 
         lasts = any(each.name != "noise" and not each.is_mending for each in self.limits)
-        return lasts or self.probabilities["collapse"] >= MOST_LIKELY_COLLAPSE
+        return lasts or self.probabilities["collapse"] >= LIKELY_COLLAPSE
 
     def to_record(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self) | {"is_hopeless": self.is_hopeless, "text": self.text()}
 
-    def text(self) -> str:
-        """One paragraph."""
+    def text(self, with_record: bool = True) -> str:
+        """One paragraph, with how often such forecasts were right."""
         end = f"{self.steps:.0f}"
         if self.is_guess:
             end += " (a guess, twice the steps so far: give --steps)"
@@ -126,28 +140,33 @@ class Forecast:
         if self.outcome == "unknown":
             return f"{start}: unknown, {self.why}"
 
-        sentences = [f"{start}: {self._outcome_text()}"]
-        present = f"{self.present:.3g} now"
-        if self.reward is not None:
-            sentences.append(f"the reward is {present}, and ends at {self.reward.text()}")
-            present = ""
-        if self.heldout is not None:
-            middle = f"is {present}, and ends" if present else "ends"
-            sentences.append(f"the held-out score {middle} at {self.heldout.text()}")
+        chances = [f"{name} {chance:.2f}" for name, chance in self.probabilities.items()]
+        sentences = [f"{start}: {self.outcome} ({', '.join(chances)})"]
+        sentences += self._end_sentences()
+
         if self.limits:
-            remedies = [f"{each.name} ({each.share:.2f}): {each.remedy}" for each in self.limits]
-            sentences.append("limited by " + "; ".join(remedies))
+            sentences.append("Limited by " + "; ".join(limit.text() for limit in self.limits))
         if self.hours is not None:
             price = "" if self.dollars is None else f" and ${self.dollars:.2f}"
-            sentences.append(f"{self.hours:.2g} hours{price} to the end")
+            sentences.append(f"To the end: {self.hours:.2g} hours{price}")
         if self.is_hopeless:
-            sentences.append("hopeless: no likely gain, for a reason that time does not mend")
+            sentences.append("Hopeless: no gain is likely, for a reason that time does not mend")
+        if with_record:
+            sentences.append(record_text(self.record))
 
-        return "; ".join([*sentences, record_text(self.record)])
+        return ". ".join(sentences)
 
-    def _outcome_text(self) -> str:
-        chances = [f"{name} {chance:.2f}" for name, chance in self.probabilities.items()]
-        return f"{self.outcome} ({', '.join(chances)})"
+    def _end_sentences(self) -> list[str]:
+        """Where the reward and the held-out score end."""
+        now = f"{self.present:.3g} now, "
+        sentences = []
+        if self.reward is not None:
+            sentences.append(f"Reward: {now}{self.reward.text()}")
+            now = ""
+        if self.heldout is not None:
+            sentences.append(f"Held-out score: {now}{self.heldout.text()}")
+
+        return sentences
 
 
 def forecast(
@@ -482,9 +501,9 @@ def heldout_interval(scores: Curve, horizon: float, reward_gain: float) -> Inter
 
 def find_limits(rows: Sequence[Row], present: Present, gain: Interval) -> tuple[Limit, ...]:
     """What holds the run back, the worst first."""
-    silent = Share.of(rows, "zero_signal")
-    truncated = Share.of(rows, "truncated")
-    formatted = Share.of(rows, "formatted")
+    silent = ShareTrend.of(rows, "zero_signal")
+    truncated = ShareTrend.of(rows, "truncated")
+    formatted = ShareTrend.of(rows, "formatted")
 
     limits = []
     if silent is not None and silent.now >= SILENT_GROUPS:
@@ -492,7 +511,7 @@ def find_limits(rows: Sequence[Row], present: Present, gain: Interval) -> tuple[
     if truncated is not None and truncated.now >= TRUNCATED:
         limits.append(truncated.limit("truncation", "allow more tokens"))
     if formatted is not None and 1 - formatted.now >= UNFORMATTED:
-        missing = Share(now=1 - formatted.now, before=1 - formatted.before)
+        missing = ShareTrend(now=1 - formatted.now, before=1 - formatted.before)
         remedy = "show the format in the prompt or by a supervised start"
         limits.append(missing.limit("format", remedy))
 
@@ -507,14 +526,14 @@ def find_limits(rows: Sequence[Row], present: Present, gain: Interval) -> tuple[
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareTrend:
     """A share of groups or completions: medians of its first and last third."""
 
     now: float
     before: float
 
     @classmethod
-    def of(cls, rows: Sequence[Row], name: str) -> "Share | None":
+    def of(cls, rows: Sequence[Row], name: str) -> "ShareTrend | None":
         values = [row[name] for row in rows if name in row]
         if not values:
             return None
@@ -528,8 +547,8 @@ class Share:
 
 
 def silent_remedy(rows: Sequence[Row], present: Present) -> str:
-    right = Share.of(rows, "all_right")
-    wrong = Share.of(rows, "all_wrong")
+    right = ShareTrend.of(rows, "all_right")
+    wrong = ShareTrend.of(rows, "all_wrong")
     if right is not None and wrong is not None:
         is_solved = right.now > wrong.now
     else:
@@ -569,11 +588,15 @@ def record_text(record: Mapping[str, float]) -> str:
     def percent(name: str) -> str:
         return f"{record[name]:.0%}"
 
+    advice = "trust both"
+    if record["public_hits"] < record["public_naive_hits"] + CLEARLY_BETTER:
+        advice = "trust the interval, not the outcome, of others' runs"
+
     return (
-        f"of {record['runs']:.0f} runs not used for fitting, asked at {percent('share')}, "
+        f"Of {record['runs']:.0f} runs not used for fitting, asked at {percent('share')}, "
         f"{percent('inside')} ended inside the interval ({percent('naive_inside')} in that of "
-        f'"it stays as it is") and {percent("hits")} had this outcome '
-        f"({percent('naive_hits')} a plateau); of the {record['public_runs']:.0f} by others "
-        f"{percent('public_inside')} ({percent('public_naive_inside')}) and "
-        f"{percent('public_hits')} ({percent('public_naive_hits')})"
+        f'"it stays as it is"), and the outcome was right in {percent("hits")} '
+        f"({percent('naive_hits')} were a plateau); of {record['public_runs']:.0f} by others, each "
+        f"left out in turn, {percent('public_inside')} ({percent('public_naive_inside')}) and "
+        f"{percent('public_hits')} ({percent('public_naive_hits')}): {advice}"
     )

@@ -34,6 +34,7 @@ class Log:
     notes: list[str] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
     num_dropped: int = 0  # rows before the log began again
+    planned_steps: float | None = None  # the step at which the run will end, if the log says so
 
     def note(self, text: str) -> None:
         if text not in self.notes and len(self.notes) < MAX_NOTES:
@@ -94,6 +95,7 @@ class Stream:
                 self._add(reader.finish())
             for note in reader.notes:
                 self.log.note(note)
+            self.log.planned_steps = reader.planned_steps()
 
         self._timeline.finish()
         return self._count(before)

@@ -94,6 +94,10 @@ class Reader(ABC):
         self.actions: list[dict[str, Any]] = []  # records of a guard's actions, if there are any
         self.notes: list[str] = []
 
+    def planned_steps(self) -> float | None:
+        """The step at which the run will end, if the log says so."""
+        return None
+
     @abstractmethod
     def read(self) -> Iterable[Row]:
         """The rows completed since the last call."""

@@ -13,6 +13,7 @@ MAX_DEPTH = 8
 MAX_TEXT = 64  # letters of a number
 NUMBERS = frozenset({float, int})
 MAX_JSON = 2**20
+MOST_STEPS = 2**53
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
 # Columns that name the run of a row (next to its seed).
@@ -55,6 +56,12 @@ def to_row(values: Mapping[str, Any]) -> Row:
     key = "_step" if rank == CALLS else "step"
 
     return {key: step} | row
+
+
+def step_count(value: Any) -> float | None:
+    """The planned steps of a run, as its config has them; None for anything else."""
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_count and 0 < value < MOST_STEPS else None
 
 
 @lru_cache(maxsize=4096)

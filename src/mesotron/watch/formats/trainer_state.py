@@ -18,7 +18,7 @@ from mesotron.watch.reader import (
     read_bytes,
     reason,
 )
-from mesotron.watch.rows import MAX_DEPTH, Row, to_row
+from mesotron.watch.rows import MAX_DEPTH, Row, step_count, to_row
 
 CELL = re.compile(r"<t[hd][^>]{0,200}>([^<]{0,200})</t[hd]>")
 
@@ -33,6 +33,7 @@ class Document(WholeReader):
     suffixes = (".json", ".ipynb")
     in_folders = False
     joins = False  # Trainer writes in order
+    max_steps: Any = None
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
@@ -58,6 +59,9 @@ class Document(WholeReader):
         if isinstance(value, dict) and isinstance(value.get("cells"), list):
             return self._read_notebook(value["cells"])
 
+        if isinstance(value, dict):
+            self.max_steps = value.get("max_steps")
+
         items = find_rows(value)
         if items is None:
             raise ValueError(
@@ -78,6 +82,9 @@ class Document(WholeReader):
                 rows.append(row)
 
         return rows
+
+    def planned_steps(self) -> float | None:
+        return step_count(self.max_steps)
 
     def _load(self) -> Any:
         with open_bytes(self.path) as file:
