@@ -40,9 +40,16 @@ FOLDS = 6
 DIGITS = 5
 
 
-def fit(cases: Sequence[Case]) -> Model:
-    """All coefficients."""
-    gain = fit_interval(cases, gain_problem)
+def fit(cases: Sequence[Case], widths: Model | None = None) -> Model:
+    """All coefficients; intervals are as wide as they must be, or widened as those of `widths`."""
+
+    def interval(name: str, some: Sequence[Case], problem: Callable[..., Problem]) -> Model:
+        model = fit_quantiles(problem(some))
+        if widths is None:
+            return model | widen(some, problem)
+        return model | {key: widths[name][key] for key in ("widen_low", "widen_high")}
+
+    gain = interval("gain", cases, gain_problem)
     middle = gain["middle"]
 
     def with_heldout(some: Sequence[Case]) -> Problem:
@@ -53,7 +60,7 @@ def fit(cases: Sequence[Case]) -> Model:
 
     return {
         "gain": gain,
-        "heldout": fit_interval(scored, with_heldout),
+        "heldout": interval("heldout", scored, with_heldout),
         "learn": fit_odds(stayed, learn_terms, "learn"),
         "collapse": fit_odds(cases, collapse_terms, "collapse"),
     }
@@ -91,9 +98,8 @@ def heldout_problem(cases: Sequence[Case], middle: Mapping[str, float]) -> Probl
     return terms, np.clip(gains, -MOST_GAIN, MOST_GAIN), weights_of(cases)
 
 
-def fit_interval(cases: Sequence[Case], problem: Callable[[Sequence[Case]], Problem]) -> Model:
-    """Quantiles, with the factors that make them hold for sources that were left out."""
-    model: Model = fit_quantiles(problem(cases))
+def widen(cases: Sequence[Case], problem: Callable[[Sequence[Case]], Problem]) -> Model:
+    """The factors that make quantiles hold for sources that were left out."""
     weights = dict(zip(map(id, cases), weights_of(cases), strict=True))
     below: list[tuple[float, float]] = []  # how much wider the interval had to be, weight
     above: list[tuple[float, float]] = []
@@ -106,9 +112,11 @@ def fit_interval(cases: Sequence[Case], problem: Callable[[Sequence[Case]], Prob
             below.append(((middle - target) / max(middle - low, 1e-6), weight))
             above.append(((target - middle) / max(high - middle, 1e-6), weight))
 
-    model["widen_low"] = weighted_quantile(below, QUANTILES["high"])
-    model["widen_high"] = weighted_quantile(above, QUANTILES["high"])
-    return model
+    share = QUANTILES["high"]
+    return {
+        "widen_low": weighted_quantile(below, share),
+        "widen_high": weighted_quantile(above, share),
+    }
 
 
 def folds(cases: Sequence[Case]) -> list[tuple[list[Case], list[Case]]]:

@@ -186,17 +186,18 @@ def interval_score(judged: Sequence[Judged], naive: bool) -> float:
     return fmean(scores)
 
 
-def record_of(summary: dict[str, Any]) -> list[dict[str, float]]:
-    """What the package prints beside a forecast."""
+def record_of(summary: dict[str, Any], crossed: dict[str, Any]) -> list[dict[str, float]]:
+    """What the package prints beside a forecast: the reporting half, and of the sources that were
+    left out in turn those of others."""
     records = []
     for share in ASKED:
         record: dict[str, float] = {"share": share}
-        for group in ("all", "public"):
-            each = summary[f"{group} at {share}"]
-            prefix = "" if group == "all" else f"{group}_"
+        groups = {"": summary[f"all at {share}"], "public_": crossed[f"public at {share}"]}
+        for prefix, each in groups.items():
             record[f"{prefix}runs"] = each["runs"]
             for name in ("inside", "naive inside", "hits", "naive hits"):
                 record[prefix + name.replace(" ", "_")] = round(each[name]["value"], 3)
+
         records.append(record)
 
     return records
