@@ -12,6 +12,8 @@ import pytest
 from mesotron import cli
 from mesotron.config import WatchConfig
 from mesotron.watch.command import SCHEMA, WatchResult, run, watch_each
+from mesotron.watch.find import find_runs
+from mesotron.watch.log import read_log
 from mesotron.watch.metrics import NAMES_FILE
 from support.watch_streams import FAILURES, TURN, Row, healthy
 
@@ -300,6 +302,23 @@ def test_logs_of_other_kinds_are_named_and_samples_are_no_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "--kind csv" in out
     assert "samples" not in out
+
+
+@pytest.mark.parametrize(
+    ("second", "num_runs"),
+    [(80, 1), (0, 2)],  # continued from a checkpoint, and another seed
+)
+def test_a_resumed_log_in_several_files_is_one_run(tmp_path, second, num_runs):
+    rows = healthy(0, steps=120)
+    write(tmp_path / "metrics-9.jsonl", rows[:100])
+    write(tmp_path / "metrics-10.jsonl", rows[second:])
+    write(tmp_path / "samples.jsonl", [{"step": 1, "completion": "x"}])
+
+    runs = find_runs(tmp_path)
+    assert len(runs) == num_runs
+    if num_runs == 1:
+        steps = [row["step"] for row in read_log(runs[0]).rows]
+        assert steps == [row["step"] for row in rows]
 
 
 def test_following_prints_events_until_interrupted(tmp_path):

@@ -1,13 +1,16 @@
 """Finds the logs at a path: their format, their files, and the runs of a folder or a database."""
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from mesotron.config.registry import FORMATS
 from mesotron.watch.formats.jsonl import is_dump
-from mesotron.watch.reader import PRINTED, Reader, first_bytes, inner_suffix
+from mesotron.watch.metrics import STEP_NAMES
+from mesotron.watch.reader import PRINTED, Reader, first_bytes, first_line, inner_suffix
 
 AUTO = "auto"
 MAX_ENTRIES = 10_000  # searched in each folder
@@ -15,6 +18,9 @@ MAX_RUNS = 1000
 MAX_FOLDERS = 5000
 MAX_NAME = 200
 DEPTH = 4
+JSONL = "jsonl"
+NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*\.jsonl)")
+MAX_PARTS = 100  # files of one run that was resumed
 
 Formats = Sequence[type[Reader]]
 
@@ -181,6 +187,53 @@ def _run_of_folder(folder: Path, formats: Formats) -> LogSource | None:
         files = log_format.run_files(folder)
         if files:
             return LogSource(log_format.kind, files)
+
+    return _continued_log(folder, formats)
+
+
+def _continued_log(folder: Path, formats: Formats) -> LogSource | None:
+    """The files of one run that wrote another one each time it was resumed: their names differ in
+    a number, and each but the first begins at a later step."""
+    jsonl = FORMATS[JSONL]
+    if jsonl not in formats:
+        return None
+
+    numbered: list[tuple[int, Path]] = []
+    stems: set[tuple[str, str]] = set()
+    for entry in islice(folder.iterdir(), MAX_ENTRIES):
+        if entry.suffix != ".jsonl" or is_dump(entry):
+            continue
+
+        named = NUMBERED.fullmatch(entry.name)
+        if named is None or not entry.is_file() or entry.is_symlink():
+            return None
+
+        numbered.append((int(named["number"]), entry))
+        stems.add((named["before"], named["after"]))
+
+    if len(stems) != 1 or not 2 <= len(numbered) <= MAX_PARTS:
+        return None
+
+    files = [file for _, file in sorted(numbered)]
+    first_steps = [_first_step(file) for file in files]
+    for earlier, later in pairwise(first_steps):
+        if earlier is None or later is None or later <= earlier:
+            return None
+
+    return LogSource(JSONL, files)
+
+
+def _first_step(file: Path) -> float | None:
+    """The step of the first row of a JSONL file; None if it is unknown."""
+    try:
+        row = json.loads(first_line(first_bytes(file)))
+    except (ValueError, RecursionError):
+        return None
+
+    for name in STEP_NAMES if isinstance(row, dict) else ():
+        step = row.get(name)
+        if isinstance(step, int | float):
+            return step
 
     return None
 
