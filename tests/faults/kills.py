@@ -29,6 +29,7 @@ from mesotron.config.registry import OBJECTIVES
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
+KILLS = {-signal.SIGKILL, -signal.SIGPROF}  # exit codes of a process that was killed
 MOMENTS = (0.0, 0.0, 0.0002, 0.001, 0.004)  # CPU seconds from an operation to the kill
 CURRICULUM = "--task rg:chain_sum --task.settings min_terms=2,max_terms=2 --task.curriculum 0.01"
 LIMIT = 300.0  # seconds that a child may take
@@ -266,7 +267,7 @@ def run_ranks(work: Callable[[], int], processes: int) -> int:
             for other in running:
                 os.kill(other, end)
 
-    if min(codes) == -signal.SIGKILL:
+    if not KILLS.isdisjoint(codes):
         os.kill(os.getpid(), signal.SIGKILL)
 
     return max(map(abs, codes))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesotron.runs.files import append_row, read_row, read_rows
+from mesotron.runs.files import append_row, check_writable, read_row, read_rows
 
 
 @pytest.mark.parametrize("line", ["7", "[1, 2]", "null", '"text"', "[{}]", "nan?"])
@@ -25,3 +25,13 @@ def test_blank_lines_are_skipped_and_rows_kept_in_order(tmp_path):
     path.write_bytes(b'{"step": 1}\n\n{"step": 2}\n')
     assert read_rows(path) == [{"step": 1}, {"step": 2}]
     assert read_row(b'{"a": [1]}') == {"a": [1]}
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder.*scores\.json"):
+        check_writable(tmp_path, "scores.json")
+
+    new = tmp_path / "new" / "scores.json"
+    check_writable(new)
+    assert not new.exists()
+    assert new.parent.is_dir()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mesotron.runs import own_runs
+from mesotron.runs import RunFolder, own_runs
+from mesotron.runs.resume import own_reward
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,16 @@ def test_broken_notes_and_no_home_mean_that_nothing_is_own(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     own_runs.remember(run, ["my.py:score"])
     assert not own_runs.is_own(run, ["my.py:score"])
+
+
+def test_an_evaluation_takes_the_reward_of_an_own_run_only(tmp_path):
+    parts = ["my.py:score", "sparse"]
+    mine, gift, plain = (
+        RunFolder.create(tmp_path / name, {"reward": {"parts": given}}, {})
+        for name, given in (("mine", parts), ("gift", parts), ("plain", ["sparse"]))
+    )
+    own_runs.remember(mine.path, ["my.py:score"])
+
+    assert own_reward(mine) == ("my.py:score", "sparse")
+    assert own_reward(gift) == ()
+    assert own_reward(plain) == ()  # nothing of the user's own to call

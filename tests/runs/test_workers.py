@@ -172,3 +172,17 @@ def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
     pool.kill()
     assert (tmp_path / "log").read_text().split() == ["ready", "stop"]
     assert "SIGKILL" in job.failure
+
+
+def test_closing_ends_every_worker_also_beside_one_that_was_replaced():
+    with WorkerPool(2) as pool:
+        first, second = pool.each("os:getpid", [(), ()])
+        with pytest.raises(WorkerDied):
+            pool.submit("os:_exit", 3).result()
+
+        pids = {first, second, *pool.each("os:getpid", [(), ()])}
+        processes = set(pool.processes)
+
+    assert len(pids) == 3
+    assert len(processes) == 2
+    assert all(process.poll() is not None for process in processes)
