@@ -106,6 +106,11 @@ def test_cutoff_filter_is_a_sharp_monotone_edge(cutoff):
     assert response(filter, 0.7 * cutoff) < 0.1
 
 
+def test_a_cutoff_takes_three_steps_of_suppression_unless_told():
+    for cutoff in CUTOFFS:
+        assert high_pass(cutoff) == high_pass(cutoff, suppress=3) != high_pass(cutoff, suppress=4)
+
+
 def test_aligned_is_where_a_second_direction_begins_to_help():
     # By the cosine of the step with the gradient, for two directions.
     filter = make_filter("pion", cutoff="aligned")
