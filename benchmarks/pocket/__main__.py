@@ -93,6 +93,8 @@ def main() -> None:
         print(runs[-1], file=sys.stderr, flush=True)
 
     print_table(runs)
+    if given.draw:
+        draw(runs, given.draw)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -104,6 +106,7 @@ def read_arguments() -> argparse.Namespace:
     add("--settings", nargs="+", help="unset: all")
     add("--arms", nargs="+", default=[*ARMS])
     add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--draw", type=Path, help="a picture of the first searches")
     add("--kills", type=int, default=0, help="kill the search so often, and compare the ends")
     return parser.parse_args()
 
@@ -193,6 +196,36 @@ def print_table(runs: list[Run]) -> None:
 def is_dead(run: Run) -> bool:
     """Below the start, or below half of the best rolling reward."""
     return run["accuracy"] < run.get("start", 0.0) or run["condition"] == "dead"
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Reward of each fork over the distance it went, one panel for each search at the start."""
+    import matplotlib.pyplot as plt
+
+    searched = [run for run in runs if run.get("searches")]
+    columns = sorted({run["seed"] for run in searched})
+    lines = list(dict.fromkeys(run["setting"] for run in searched))
+    size = (3.2 * len(columns), 2.6 * len(lines))
+    figure, axes = plt.subplots(len(lines), len(columns), figsize=size, squeeze=False, sharey=True)
+
+    for run in searched:
+        place = axes[lines.index(run["setting"])][columns.index(run["seed"])]
+        first = run["searches"][0]
+        for fork in sorted(first["forks"], key=lambda fork: fork["factor"]):
+            is_chosen = fork["factor"] == first["choice"]["factor"]
+            went = [step[1] for step in fork["steps"]]
+            rewards = [step[2] for step in fork["steps"]]
+            label = f"{fork['rate']:.3g}{', chosen' if is_chosen else ''}"
+            place.plot(went, rewards, marker=".", linewidth=3 if is_chosen else 1, label=label)
+
+        place.set_xscale("symlog", linthresh=1e-4)
+        place.set_title(f"{run['setting']}, seed {run['seed']}", fontsize=9)
+        place.legend(fontsize=6)
+
+    figure.supxlabel("distance: sum of the rates", fontsize=9)
+    figure.supylabel("reward of the batch", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 # Kills
