@@ -48,7 +48,7 @@ def test_the_recipe_is_the_fastest_that_arrived_on_all_tuning_seeds():
 
 def test_the_page_gives_the_steps_to_the_target():
     folder = Path(protocol.__file__).parent
-    page = (folder / "README.md").read_text()
+    page = (folder / "details.md").read_text()
     runs = read_json(folder / "report.json.gz")
     reported = where(runs, name="ours_16", use="reporting")
     for chosen in (where(reported, alone=None), where(reported, alone=True)):

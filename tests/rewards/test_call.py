@@ -326,7 +326,7 @@ def never(completions, prompts):
 
 
 @pytest.mark.usefixtures("own")
-def test_a_reward_that_never_gives_a_verdict_stops_the_run(judge):
+def test_a_reward_that_never_gives_a_verdict_stops_the_run(judge, caplog):
     def call(function, text):
         return function(
             [text] * 2,
@@ -341,6 +341,9 @@ def test_a_reward_that_never_gives_a_verdict_stops_the_run(judge):
     function = as_reward_function(silent)
     for _ in range(MAX_UNSCORED - 1):
         assert call(function, RIGHT) == [None, None]
+
+    warned = [record for record in caplog.records if "own_rewards:skips_all" in str(record.args)]
+    assert len(warned) == 1  # not once for each call
 
     with pytest.raises(ValueError, match="own_rewards:skips_all"):
         call(function, RIGHT)

@@ -104,7 +104,7 @@ class Reward:
         return judged
 
     def _count_unscored(self, totals: Scores) -> None:
-        """Warn of calls without one reward, until one gives a reward."""
+        """Count calls without one reward, until one gives a reward; warn of the first."""
         if not totals:
             return
 
@@ -113,6 +113,9 @@ class Reward:
             return
 
         self.unscored += 1
+        if self.unscored != 1:
+            return
+
         without_verdict = []
         for name, scores in self.latest.items():
             if None in scores:
