@@ -2,6 +2,8 @@
 
 python -m benchmarks.forecast ../shared/data/public_runs --write     minutes; writes the page's
                               result.json.gz and the package's watch/forecast.json
+python -m benchmarks.forecast ../shared/data/public_runs --crossed   leaves each source out in turn
+python -m benchmarks.forecast ../shared/data/public_runs --scores    held-out scores alone
 """
 
 import argparse
@@ -13,8 +15,8 @@ from typing import Any
 from benchmarks._lib.results import read_json, write_json
 from benchmarks.forecast.cases import cases_of
 from benchmarks.forecast.fit import SHARES, fit, folds
-from benchmarks.forecast.judge import ASKED, Judged, judge, record_of, summarize
-from benchmarks.forecast.runs import KnownRun, load_runs
+from benchmarks.forecast.judge import ASKED, Judged, figures, judge, record_of, summarize
+from benchmarks.forecast.runs import KnownRun, load_runs, scores_alone
 from mesotron.watch import forecast
 
 HERE = Path(__file__).parent
@@ -27,10 +29,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit and judge the forecasts")
     parser.add_argument("public", type=Path, help="the folder of the public logs")
     parser.add_argument("--crossed", action="store_true", help="leave out each source in turn")
+    parser.add_argument("--scores", action="store_true", help="judge by held-out scores alone")
     parser.add_argument("--write", action="store_true", help="write the result and the package's")
     given = parser.parse_args()
 
     runs = load_runs(given.public)
+    if given.scores:
+        print_scores(runs)
+        return
+
     if given.crossed:
         summary = crossed(runs)
         print(json.dumps(summary, indent=1))
@@ -54,6 +61,16 @@ def main() -> None:
         result = {"model": model, "summary": summary, "cases": cases}
         write_json(result, RESULT)
         write_package()
+
+
+def print_scores(runs: Sequence[KnownRun]) -> None:
+    """How the package does on the reporting half's held-out scores, as in a log of nothing else."""
+    reporting = [run for run in scores_alone(runs) if run.half == "report"]
+    model = forecast.fitted()
+    judged = [judge(case, model) for run in reporting for case in cases_of(run, ASKED)]
+    for share in ASKED:
+        some = [one for one in judged if one.share == share]
+        print(share, json.dumps(figures(some), indent=1))
 
 
 def write_package() -> None:

@@ -5,8 +5,8 @@ python -m benchmarks.forecast.runs ../shared/data/public_runs      counts of bot
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,19 @@ def load_runs(public: Path | None) -> list[KnownRun]:
         runs += public_logs(public)
 
     return [run for run in runs if num_rewards(run.rows) >= LEAST_REWARDS]
+
+
+def scores_alone(runs: Iterable[KnownRun]) -> Iterator[KnownRun]:
+    """The runs with enough held-out scores, as if these were their rewards."""
+    for run in runs:
+        rows = []
+        for row in run.rows:
+            score = canonical(row).get("heldout")
+            if score is not None:
+                rows.append({"step": row["step"], "reward": score})
+
+        if len(rows) >= LEAST_REWARDS:
+            yield replace(run, rows=tuple(rows))
 
 
 def num_rewards(rows: Sequence[Row]) -> int:
