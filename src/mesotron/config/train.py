@@ -512,6 +512,8 @@ class TrainConfig(LanguageRunConfig):
     --eval-every), or of the last step."""
     lr_auto: bool = False
     """Search the rate inside the run, around --lr; --lr auto is the same (docs/lr_auto.md)."""
+    steps_auto: bool = False
+    """End when more steps are not worth their cost; --steps auto is the same (docs/own_end.md)."""
     average: Fraction = 0.0
     """Decay of an average of the weights (0: none). The average is evaluated, and replaces the
     weights after the last step."""
@@ -535,6 +537,8 @@ class TrainConfig(LanguageRunConfig):
         if self.sft.steps and (self.model.lora or self.model.load != "full"):
             self.sft.refuse("steps", "trains every weight: leave --lora out, or use mesotron sft")
         self.refuse_unless(self.verdict_after > 0, "needs --verdict-after N", "stop_if")
+        if self.steps_auto and self.final == "last":
+            self.refuse("final", "leaves out what --steps auto ends by: the best evaluation")
 
     def _check_search(self) -> None:
         if self.objective.is_self_labeled:

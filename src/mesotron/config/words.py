@@ -23,6 +23,11 @@ from mesotron.config.train import TrainConfig
 
 # The TOML file that every command reads defaults from.
 FILE = Setting("config", "--config", field(default=None), Path)  # type: ignore[arg-type]
+# Numbers that a run can find by itself, and the switches for that.
+AUTO = {
+    "optim.lr": "lr_auto",
+    "steps": "steps_auto",
+}
 
 
 @dataclass
@@ -127,13 +132,8 @@ def add_setting(config_type: Any, option: Option, words: Words) -> bool:
     setting = FILE if option.name == "config" else find_setting(config_type, option.name)
     positive = find_setting(config_type, re.sub(r"(^|\.)no-", r"\1", option.name.replace("_", "-")))
 
-    if option.name in ("lr", "optim.lr") and option.words[:1] == ["auto"]:
-        switch = find_setting(config_type, "lr_auto")
-        if switch is None:
-            raise ValueError("--lr auto is for mesotron train and plan: give a number")
-        option.take(1)
-        words.switches[switch.flag] = True
-        return True
+    if option.words[:1] == ["auto"] and setting is not None and setting.path in AUTO:
+        return add_auto(setting, option, config_type, words)
 
     if setting is None and positive is not None and positive.is_switch:
         words.switches[positive.flag] = False
@@ -150,6 +150,17 @@ def add_setting(config_type: Any, option: Option, words: Words) -> bool:
     else:
         words.flags[setting.flag] = values_of(option, setting)
 
+    return True
+
+
+def add_auto(setting: Setting, option: Option, config_type: Any, words: Words) -> bool:
+    """The switch that the word auto in place of a number stands for."""
+    switch = find_setting(config_type, AUTO[setting.path])
+    if switch is None:
+        raise ValueError(f"{setting.flag} auto is for mesotron train and plan: give a number")
+
+    option.take(1)
+    words.switches[switch.flag] = True
     return True
 
 

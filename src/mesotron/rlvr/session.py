@@ -42,6 +42,7 @@ from mesotron.rlvr.lifecycle import (
 )
 from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.optimizer import OptimizerLog
+from mesotron.rlvr.own_end import OwnEnd
 from mesotron.rlvr.parts import Parts, build_trainer, evaluate_part, load
 from mesotron.rlvr.run_report import compare, main_score, show, write_report
 from mesotron.rlvr.together import together
@@ -110,6 +111,10 @@ def train_in(
     watch = session.watch
     spending = session.spending
     step = trainer.state.global_step
+    if session.own_end is not None and session.own_end.reason is not None:
+        print_line(console, f"ended at step {step}: {session.own_end.reason}")
+        config = parts.config = replace(config, steps=step)
+
     if step < config.steps and watch.stopped_by is not None:
         say_stopped_by_watch(watch, trainer.best, step, console)
     elif step < config.steps:
@@ -137,6 +142,7 @@ class Session:
     verdict: SayVerdict
     stop: process.StopRequest
     is_fork: bool = False
+    own_end: OwnEnd | None = None
 
     def is_interrupted(self) -> bool:
         return self.stop.requested
@@ -233,7 +239,11 @@ def open_session(  # noqa: PLR0913  # what the stretches of a run share, by name
     chooses = config.final == "best" and config.eval_every > 0
     spending = Spending(budget, trainer, config.eval_every, evaluations_at_end=1 + chooses)
     verdict = make_verdict(watch, config, run)
-    session = Session(run, parts, trainer, watch, spending, budget, verdict, stop, is_fork)
+    own_end = None
+    if config.steps_auto and not is_fork:
+        own_end = OwnEnd(config.eval_every, trainer, watch, run)
+
+    session = Session(run, parts, trainer, watch, spending, budget, verdict, stop, is_fork, own_end)
 
     view.watch_state = watch.state
     add_callbacks(session, before, view)
@@ -287,7 +297,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
     if start is not None and config.eval_every:
         scorer = HeldOutScorer(session, view)
         if config.final == "best":
-            trainer.best = BestCheckpoint()
+            trainer.best = trainer.best or BestCheckpoint()
 
         evaluates = EvalEvery(
             config.eval_every,
@@ -298,6 +308,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
             "eval/reward" if is_by_reward(before) else "eval/greedy",
             session.run,
         )
+        evaluates.chooses = not session.is_fork
         callbacks.append(evaluates)
 
     if config.watch.forgetting_every:
@@ -311,7 +322,8 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
     callbacks.insert(len(callbacks) if undoes else 0, session.watch)
     if config.verdict_after and not session.is_fork:  # it reads the watch's rows
         callbacks.append(session.verdict)
-
+    if session.own_end is not None:
+        callbacks.append(session.own_end)
     for callback in callbacks:
         trainer.add_callback(callback)
 

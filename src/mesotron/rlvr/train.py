@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesotron.config import (
+    GPUS,
+    PRICES_AS_OF,
     PlanConfig,
     RewardConfig,
     RolloutConfig,
     SftConfig,
     TaskConfig,
     TrainConfig,
+    find_gpu,
 )
 from mesotron.models.names import check_cached, check_name, find_smollm2
 from mesotron.models.variables import set_library_variables
@@ -44,6 +47,8 @@ from mesotron.watch.budget import open_budget, open_limits
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
+MOST_STEPS = 10  # of --steps auto, times the recipe's
+EVALUATIONS = 10  # in the recipe's steps, where --steps auto must choose
 MICRO_BATCH = 16  # completions per forward pass with --data, if it divides the batch
 Training = TypeVar("Training", bound=TrainConfig)
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
@@ -109,11 +114,16 @@ def say_how_to_load(run: Path) -> None:
 
 
 def new_run(config: Limited, began: float) -> Plan[Limited]:
+    config, notes_on_ends = with_price(config)
+    if isinstance(config, TrainConfig):
+        config, more = resolve_steps(config)
+        notes_on_ends += more
+
     if is_main():
         with open_limits(config, began):
             config, notes = check(config, downloads=True)
 
-        for note in notes:
+        for note in [*notes_on_ends, *notes]:
             print(note, flush=True)
 
     if isinstance(config, TrainConfig):
@@ -137,6 +147,37 @@ def resolve_own(config: Training) -> Training:
         config = replace(config, rollout=replace(rollout, micro_batch=micro))
 
     return config
+
+
+def resolve_steps(config: Training) -> tuple[Training, list[str]]:
+    """The settings of a run that ends by itself (`rlvr.own_end`), and a line about them."""
+    if not config.steps_auto:
+        return config, []
+
+    every = config.eval_every or max(config.steps // EVALUATIONS, 1)
+    steps = MOST_STEPS * config.steps
+    warmup = config.optim.warmup / MOST_STEPS
+    optim = replace(config.optim, schedule="constant", warmup=warmup)
+    note = (
+        f"--steps auto: at most {steps} steps at a rate that does not fall, with an evaluation "
+        f"every {every}"
+    )
+    return replace(config, steps=steps, eval_every=every, optim=optim), [note]
+
+
+def with_price(config: Limited) -> tuple[Limited, list[str]]:
+    """The typical price of this machine's GPU, where a budget needs one and none is given."""
+    is_known = config.price is not None or config.gpu is not None
+    if config.budget is None or is_known or config.device == "cpu":
+        return config, []
+
+    names = [find_gpu(gpu.name) for gpu in list_gpus()]
+    name = names[0] if names else None
+    if name is None or GPUS[name].price is None:
+        return config, []
+
+    note = f"--gpu {name}: {GPUS[name].price:g} dollars per hour, as of {PRICES_AS_OF}"
+    return replace(config, gpu=name), [note]
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:

@@ -80,11 +80,13 @@ class BestCheckpoint:
     def __init__(self) -> None:
         self.kept: HeldOut | None = None
         self.evaluations = 0
+        self.since = 0  # evaluations after the last one that was better
         self._candidate: HeldOut | None = None
 
     def observe(self, evaluated: HeldOut) -> bool:
         """Take an evaluation; whether its checkpoint must be written, to replace the kept one."""
         self.evaluations += 1
+        self.since += 1
         if not math.isfinite(evaluated.score):
             return False
 
@@ -92,6 +94,7 @@ class BestCheckpoint:
             return False
 
         self._candidate = evaluated
+        self.since = 0
         return True
 
     def written(self, step: int) -> None:
@@ -113,13 +116,14 @@ class BestCheckpoint:
     def state(self) -> Row:
         """What a checkpoint holds of the choice."""
         kept = None if self.kept is None else asdict(self.kept)
-        return {"kept": kept, "evaluations": self.evaluations}
+        return {"kept": kept, "evaluations": self.evaluations, "since": self.since}
 
     def load(self, state: Row | None, root: Path) -> None:
         """Go on as a checkpoint in `root` did; None if it was written before there was a choice."""
         self._candidate = None
         self.kept = None
         self.evaluations = state["evaluations"] if state else 0
+        self.since = state["since"] if state else 0
 
         kept = state["kept"] if state else None
         if kept and (root / f"checkpoint-{kept['step']}").is_dir():

@@ -62,6 +62,7 @@ FREE = {
     "lr_auto",
     "verdict_after",
     "stop_if",
+    "steps_auto",
     "reward",
 }
 

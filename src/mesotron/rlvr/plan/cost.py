@@ -31,7 +31,7 @@ from mesotron.rlvr.plan.sizes import (
     tokens_of_run,
 )
 from mesotron.rlvr.pocket import allow
-from mesotron.rlvr.train import check, check_installed, resolve_own
+from mesotron.rlvr.train import check, check_installed, resolve_own, resolve_steps
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.folder import run_name
 from mesotron.watch.budget import Limits, limits_of
@@ -77,6 +77,10 @@ class RunEstimate(NamedTuple):
 def run(config: PlanConfig) -> int:
     if config.calibrate:
         check_installed(config)
+
+    config, notes = resolve_steps(config)
+    for note in notes:
+        print(note)
 
     config, _ = check(config)
     config = resolve_own(config)
