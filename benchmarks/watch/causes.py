@@ -52,7 +52,7 @@ CAUSES: dict[str, set[str]] = {
     "self_reward": HACKED,
     "wrong_sign": HACKED,
     "parser_trap": {"structural_collapse", "parser_drift"} | HACKED,
-    "noise": FAILED | RUINED | {"self_reward_hacking"},
+    "noise": FAILED | RUINED,
     "hot": FAILED | RUINED | {"temperature_trap"},
     "cold": FAILED | RUINED,
     "constant_reward": {"constant_reward"},
