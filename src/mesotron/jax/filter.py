@@ -19,7 +19,7 @@ _POWER_STEPS = 6
 Triple = tuple[Any, ...]  # the coefficients (a, b, c) of one step
 
 
-class Filtered(NamedTuple):
+class FilteredBatch(NamedTuple):
     X: Array  # [B, m, n]
     concentration: Array  # [B] sum sigma^4 / (sum sigma^2)^2 of the input; 0 for a zero matrix
     passed: Array  # [B] sum f(sigma)^2
@@ -49,7 +49,7 @@ def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
 
 def filter_batch(
     X: Array, filter: Filter, dtype: str | None = None, promote: Array | None = None
-) -> Filtered:
+) -> FilteredBatch:
     """`apply_filter` with statistics; a traced `promote` replaces the filter's own number."""
     if X.ndim != 3 or X.shape[1] > X.shape[2]:
         raise ValueError(f"expected a batch of wide matrices [B, m <= n], got {X.shape}")
@@ -60,7 +60,7 @@ def filter_batch(
     concentration = _sum_of_squares(A)
     if filter.rank is not None:
         X = _keep_rank(X, filter.rank)
-        return Filtered(X, concentration, _sum_of_squares(X))
+        return FilteredBatch(X, concentration, _sum_of_squares(X))
 
     m, n = X.shape[1:]
     steps = filter.steepest_steps(m, n)
@@ -82,7 +82,7 @@ def filter_batch(
         X = run(X, A, own)
         A = None
 
-    return Filtered(X, concentration, _sum_of_squares(X))
+    return FilteredBatch(X, concentration, _sum_of_squares(X))
 
 
 def _traced_triples(promote: Array, count: int, dtype: Any) -> list[Triple]:

@@ -12,7 +12,7 @@ override; `strict=True` raises instead.
 import re
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -88,10 +88,7 @@ def label(
     """
     overrides = overrides or {}
     shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves(params)}
-    for pattern in (*stacked, *overrides):
-        if not any(fnmatchcase(path, pattern) for path in shapes):
-            known = ", ".join(list(shapes)[:3])
-            raise ValueError(f"the pattern {pattern!r} matches no leaf; paths look like {known}")
+    _check_patterns((*stacked, *overrides), shapes)
 
     sites = _make_sites(shapes, attribute_leaves(params), stacked)
     fixed = {path for path in sites if _first_match(path, overrides) is not None}
@@ -113,6 +110,14 @@ def label(
 
     rows = [_make_row(path, shape, roles[path]) for path, shape in shapes.items()]
     return LabelTable(rows, jax.tree.structure(params))
+
+
+def _check_patterns(patterns: Sequence[str], paths: Collection[str]) -> None:
+    """Refuse a pattern without a match."""
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            known = ", ".join(list(paths)[:3])
+            raise ValueError(f"the pattern {pattern!r} matches no leaf; paths look like {known}")
 
 
 def _settle_unclear(sites: dict[str, "LeafSite"], roles: Roles, strict: bool) -> Roles:
@@ -308,16 +313,9 @@ def _role_of(site: LeafSite) -> Role:
     name = site.layer_name
     leaf = base_name(site.leaf)
 
-    parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
-    is_vector = leaf in _NAMES["vector_leaves"] or len(site.shape) < 2
-    if "norm" in name or (is_vector and parts & {"ln", "scale", "gamma"}):
-        return Role("norm", "a gain")
-    if is_vector:
-        return Role("bias", "one vector per layer")
-    if parts & _NAMES["tables"] or "pos" in name.split("_"):
-        return Role("position or token", "a lookup table")
-    if _is_embedding(name) or _is_embedding(leaf):
-        return Role("embedding", "a lookup table, or a layer in its place")
+    elementwise = _elementwise_role(site, name, leaf)
+    if elementwise is not None:
+        return elementwise
 
     if leaf not in _NAMES["matrix_leaves"]:
         return _unclear(site, f"unknown leaf name {site.leaf!r}")
@@ -331,6 +329,22 @@ def _role_of(site: LeafSite) -> Role:
         return Role("head", "an output layer")
 
     return _matrix_role(site)
+
+
+def _elementwise_role(site: LeafSite, name: str, leaf: str) -> Role | None:
+    """The role of a vector or a lookup table; None for whatever maps features to features."""
+    parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
+    is_vector = leaf in _NAMES["vector_leaves"] or len(site.shape) < 2
+    if "norm" in name or (is_vector and parts & {"ln", "scale", "gamma"}):
+        return Role("norm", "a gain")
+    if is_vector:
+        return Role("bias", "one vector per layer")
+    if parts & _NAMES["tables"] or "pos" in name.split("_"):
+        return Role("position or token", "a lookup table")
+    if _is_embedding(name) or _is_embedding(leaf):
+        return Role("embedding", "a lookup table, or a layer in its place")
+
+    return None
 
 
 def _is_embedding(name: str) -> bool:

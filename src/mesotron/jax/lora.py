@@ -18,7 +18,7 @@ import optax
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
-from mesotron.jax.filter import Filtered
+from mesotron.jax.filter import FilteredBatch
 from mesotron.jax.stats import Rate, value_at
 from mesotron.jax.views import named_leaves
 from mesotron.spectral import step_scale
@@ -27,7 +27,7 @@ DAMPING = 2.0  # as in torch
 _JITTER = 1e-6  # of a Gram matrix's mean diagonal, in float32
 _POWER_STEPS = 8
 SUFFIXES = ("lora_a", "lora_b")
-Filtering = Callable[[Array], Filtered]  # of a batch of wide matrices
+Filtering = Callable[[Array], FilteredBatch]  # of a batch of wide matrices
 
 
 class LoraUnit(NamedTuple):

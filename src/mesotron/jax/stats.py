@@ -46,7 +46,7 @@ class MeasuredState(NamedTuple):
 
 
 class LeafRecord(NamedTuple):
-    concentration: Array  # [B], as in `mesotron.jax.filter.Filtered`
+    concentration: Array  # [B], as in `mesotron.jax.filter.FilteredBatch`
     passed: Array  # [B]
     block_size: int  # elements of one matrix
     scale: float | Array  # of the step before the learning rate

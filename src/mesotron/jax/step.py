@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from mesotron.jax.filter import Filtered, filter_batch
+from mesotron.jax.filter import FilteredBatch, filter_batch
 from mesotron.jax.stats import (
     SPECTRAL,
     LeafRecord,
@@ -99,15 +99,7 @@ class SpectralRule:
         names = [name for name, _ in named_leaves(updates)]
         grads, structure = jax.tree.flatten(updates)
 
-        # The running mean of the finite gradients, and the directions to filter.
-        momenta = []
-        directions = []
-        for g, before in zip(grads, structure.flatten_up_to(state.momentum)):
-            m = jnp.where(_finite(g), _mix(g, before, mu).astype(before.dtype), before)
-            ahead = jnp.where(_finite(g), g, m)
-            momenta.append(m)
-            directions.append(_mix(ahead, m, mu) if self.nesterov else m)
-
+        momenta, directions = self._accumulate(grads, structure.flatten_up_to(state.momentum), mu)
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
         filtered = self._filter_all(views, directions)
         filtered, lines = self._normalize_all(filtered, grads, state)
@@ -132,6 +124,20 @@ class SpectralRule:
 
         return jax.tree.unflatten(structure, steps), new_state
 
+    def _accumulate(
+        self, grads: Sequence[Array], before: Sequence[Array], mu: Any
+    ) -> tuple[list[Array], list[Array]]:
+        """The running means of the finite gradients, and the directions to filter."""
+        momenta = []
+        directions = []
+        for g, old in zip(grads, before):
+            m = jnp.where(_finite(g), _mix(g, old, mu).astype(old.dtype), old)
+            ahead = jnp.where(_finite(g), g, m)
+            momenta.append(m)
+            directions.append(_mix(ahead, m, mu) if self.nesterov else m)
+
+        return momenta, directions
+
     def view_of(self, name: str, leaf: Array) -> str:
         if isinstance(self.views, Mapping):
             view = self.views.get(name)
@@ -141,8 +147,8 @@ class SpectralRule:
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
     def _normalize_all(
-        self, filtered: list[Filtered], grads: Sequence[Array], state: SpectralState
-    ) -> tuple[list[Filtered], Any]:
+        self, filtered: list[FilteredBatch], grads: Sequence[Array], state: SpectralState
+    ) -> tuple[list[FilteredBatch], Any]:
         """NorMuon's normalization, and the second moments after it; nothing for Muon."""
         if self.beta2 is None:
             return filtered, state.lines
@@ -157,7 +163,7 @@ class SpectralRule:
 
         return normalized, tuple(lines)
 
-    def _filter_all(self, views: Sequence[str], directions: Sequence[Array]) -> list[Filtered]:
+    def _filter_all(self, views: Sequence[str], directions: Sequence[Array]) -> list[FilteredBatch]:
         """The filtered directions, wide; equal shapes, transposes included, in one batch."""
         buckets: dict[tuple, list[int]] = defaultdict(list)
         for k, (leaf, view) in enumerate(zip(directions, views)):
@@ -165,7 +171,7 @@ class SpectralRule:
             shape = (min(rows, cols), max(rows, cols))
             buckets[shape, leaf.dtype, None if self.batched else k].append(k)
 
-        filtered: dict[int, Filtered] = {}
+        filtered: dict[int, FilteredBatch] = {}
         for members in buckets.values():
             wide = [to_wide(directions[k], views[k]) for k in members]
             dtype = self._matmul_dtype(wide[0])
@@ -174,7 +180,9 @@ class SpectralRule:
             start = 0
             for k, block in zip(members, wide):
                 own = slice(start, start + len(block))
-                filtered[k] = Filtered(batch.X[own], batch.concentration[own], batch.passed[own])
+                filtered[k] = FilteredBatch(
+                    batch.X[own], batch.concentration[own], batch.passed[own]
+                )
                 start += len(block)
 
         return [filtered[k] for k in range(len(directions))]
@@ -196,7 +204,7 @@ class SpectralRule:
 
         return step_scale(self.scale, rows, cols)
 
-    def _record(self, view: str, x: Filtered, step: Array, g: Array) -> LeafRecord:
+    def _record(self, view: str, x: FilteredBatch, step: Array, g: Array) -> LeafRecord:
         _, rows, cols = read_view(view, g.shape)
 
         return LeafRecord(
@@ -215,7 +223,9 @@ class SpectralRule:
         return [place(x, own[name]) if name in own else x for name, x in zip(names, leaves)]
 
 
-def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filtered, Array]:
+def _normalize_lines(
+    x: FilteredBatch, V: Array, ok: Array, beta2: Any
+) -> tuple[FilteredBatch, Array]:
     """Divide the lines of the longer side by the root of their running mean square, and keep the
     matrix's norm, as in torch."""
     X = x.X.astype(V.dtype)
