@@ -38,12 +38,7 @@ class Search(NamedTuple):
 
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
-    # First 0 and the indices nearest to it, upward first.
-    wanted = []
-    for number in range(grid.rates):
-        distance = (number + 1) // 2
-        wanted.append(distance if number % 2 else -distance)
-
+    wanted = around_zero(grid.rates)
     best = None
     edge = None
 
@@ -70,6 +65,16 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
         edge=edge,
         done=done,
     )
+
+
+def around_zero(count: int) -> list[int]:
+    """0 and the indices nearest to it, upward first."""
+    indices = []
+    for number in range(count):
+        distance = (number + 1) // 2
+        indices.append(distance if number % 2 else -distance)
+
+    return indices
 
 
 def edge_of(best: int, wanted: Sequence[int]) -> Literal["low", "high"] | None:

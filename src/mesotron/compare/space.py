@@ -76,20 +76,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
 
 
 def _read_file(path: Path) -> Space:
-    if not path.is_file():
-        raise ValueError(f"there is no sweep file {path}: give one, or a recipe with --space")
-
-    try:
-        text = path.read_text(encoding="utf-8")
-
-        if path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            values = yaml.safe_load(text)
-    except Exception as error:  # of either library, or of the decoder
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-
-    values = values if isinstance(values, dict) else {"parameters": values}
+    values = _read_values(path)
     metric = values.get("metric") or {}
     parameters = values.get("parameters") or {}
     if not isinstance(metric, dict) or not isinstance(parameters, dict):
@@ -108,6 +95,24 @@ def _read_file(path: Path) -> Space:
     command = _command(values.get("command"), path)
 
     return Space(name, command, tuple(dimensions), named, goal)
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    """A file's mapping, in YAML or JSON."""
+    if not path.is_file():
+        raise ValueError(f"there is no sweep file {path}: give one, or a recipe with --space")
+
+    try:
+        text = path.read_text(encoding="utf-8")
+
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            values = yaml.safe_load(text)
+    except Exception as error:  # of either library, or of the decoder
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
+    return values if isinstance(values, dict) else {"parameters": values}
 
 
 def _command(words: Any, path: Path) -> tuple[str, ...]:

@@ -194,13 +194,7 @@ def train(session: SnakeSession, stop: StopRequest) -> tuple[TrainState, int]:
 
     done = 0
     if config.resume is not None:
-        states, done, damaged = program.restore_states(folder.checkpoints, states)
-        for problem in damaged:
-            session.view.say(f"{problem}; using the checkpoint before it")
-
-        folder.cut_after(done)
-        cut_rows_after(session.runs_file, done)
-        session.guard.replay()
+        states, done = restore(session, states)
 
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
@@ -234,6 +228,20 @@ def train(session: SnakeSession, stop: StopRequest) -> tuple[TrainState, int]:
         ends = is_last or stop.requested or session.guard.stopped_by
         if ends or (config.save_freq and done % config.save_freq == 0):
             program.save_states(folder.checkpoints, done, states)
+
+    return states, done
+
+
+def restore(session: SnakeSession, states: TrainState) -> tuple[TrainState, int]:
+    """The states of the last whole checkpoint and the updates behind them. Later rows are cut."""
+    folder = session.folder
+    states, done, damaged = program.restore_states(folder.checkpoints, states)
+    for problem in damaged:
+        session.view.say(f"{problem}; using the checkpoint before it")
+
+    folder.cut_after(done)
+    cut_rows_after(session.runs_file, done)
+    session.guard.replay()
 
     return states, done
 

@@ -4,6 +4,7 @@ The reward is called on the gold answers in several spellings and on cheats. Wha
 share of what gold earns above the worst of them all.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -123,19 +124,23 @@ def check_gold(result: CheckResult, call: TimedReward, problems: Sequence[Proble
     means = [mean_of(scores) for scores in by_spelling]
     result.gold = max(means)
     result.spelling = means.index(result.gold)
-    lowest = min(known_scores(empty, *by_spelling), default=0.0)
-    half = lowest + (result.gold - lowest) / 2
 
+    enough = least_of_gold(result.gold, known_scores(empty, *by_spelling))
     for k, problem in enumerate(with_gold):
-        scores = known_scores([scores[k] for scores in by_spelling])
-        earns_little = bool(scores) and max(scores) < half and result.gold > lowest
-        if not scores or earns_little:
+        best = max(known_scores([scores[k] for scores in by_spelling]), default=None)
+        if best is None or best < enough:
             result.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
 
     share = len(result.gold_failures) / len(with_gold)
     if share > GOLD_FAILS:
         first = result.gold_failures[0]
         result.findings.append(f"the gold answer earns nothing in {share:.0%} of rows: {first}")
+
+
+def least_of_gold(gold: float, scores: Sequence[float]) -> float:
+    """Half of the way from the lowest score to the mean of gold answers; any if there is none."""
+    lowest = min(scores, default=0.0)
+    return lowest + (gold - lowest) / 2 if gold > lowest else -math.inf
 
 
 def check_cheats(result: CheckResult, call: TimedReward, problems: Sequence[Problem]) -> None:

@@ -206,13 +206,8 @@ def label_accuracy(
             if reward is not None:
                 agrees.append(bool(reward) == hit)
 
-    metrics = {}
-    if is_right:
-        metrics["votes/label_accuracy"] = sum(is_right) / len(is_right)
-    if agrees:
-        metrics["votes/reward_accuracy"] = sum(agrees) / len(agrees)
-
-    return metrics
+    shares = {"votes/label_accuracy": is_right, "votes/reward_accuracy": agrees}
+    return {name: sum(hits) / len(hits) for name, hits in shares.items() if hits}
 
 
 def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:

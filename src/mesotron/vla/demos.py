@@ -289,15 +289,20 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
         first_start = config.seed + (config.episodes + 1) // 2
         specs = plan_pairs(config.seed, config.episodes, tasks)
         specs += plan_pairs(first_start, starts, tasks, scatter=True)
-    else:  # task by task: switching tasks builds a new simulator
-        specs = [DemoSpec(config.seed + k // tasks, k % tasks) for k in range(config.episodes)]
-        specs.sort(key=lambda spec: spec.task)
+    else:
+        specs = plan_task_by_task(config.seed, config.episodes, tasks)
 
     seeds = [spec.seed for spec in specs]
     if min(seeds) < 0 or max(seeds) >= EVAL_SEED:
         raise ValueError(f"scene {max(seeds)} is beyond training's {EVAL_SEED:,}: lower --seed")
 
     return specs
+
+
+def plan_task_by_task(first: int, count: int, tasks: int) -> list[DemoSpec]:
+    """Demonstrations in the order of their tasks, since switching builds a new simulator."""
+    specs = [DemoSpec(first + k // tasks, k % tasks) for k in range(count)]
+    return sorted(specs, key=lambda spec: spec.task)
 
 
 def plan_pairs(first: int, count: int, tasks: int, scatter: bool = False) -> list[DemoSpec]:

@@ -5,6 +5,7 @@ A killed and resumed run ends bit-equal to an uninterrupted one (on the CPU; GPU
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,37 +125,46 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
 
         last_time = time.perf_counter()
         while trainer.step < config.steps:
-            is_due = config.probe_every and trainer.step % config.probe_every == 0
-            probed = trainer.probe() if is_due else {}
+            probed = trainer.probe() if is_due(trainer.step, config.probe_every) else {}
             metrics = trainer.advance()
 
             step = trainer.step
-            if step % config.log_every == 0 or step in (1, config.steps) or probed:
-                row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
-                row = {
-                    "step": step,
-                    **row,
-                    **trainer.statistics(),
-                    **probed,
-                }
-
+            if probed or is_due(step, config.log_every) or step in (1, config.steps):
+                row = make_row(trainer, metrics, probed)
                 now = time.perf_counter()
                 row["time/step"] = (now - last_time) / max(step - last_step, 1)
                 last_step = step
                 last_time = now
+
                 run.append("metrics", row)
                 view.update(step, row)
                 watch.update(row)
 
             stop.announce()
             is_last = stop.requested or watch.stopped_by or step == config.steps
-            if is_last or (config.save_every and step % config.save_every == 0):
+            if is_last or is_due(step, config.save_every):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
 
             if is_last:
                 break
 
     return watch.stopped_by
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that is done every so many steps (0: never) is done now."""
+    return every > 0 and step % every == 0
+
+
+def make_row(
+    trainer: Trainer, metrics: Mapping[str, Any], probed: Mapping[str, float]
+) -> dict[str, Any]:
+    """A row of the log."""
+    row: dict[str, Any] = {"step": trainer.step}
+    for name, value in metrics.items():
+        row[name] = float(value)
+
+    return row | trainer.statistics() | dict(probed)
 
 
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
