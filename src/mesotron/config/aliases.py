@@ -102,6 +102,8 @@ REMOVED: dict[str, dict[str, Removed]] = {
     },
     "SnakeConfig": {
         "action_mask": Removed(True, "illegal moves are always masked"),
+        "muon_momentum": Removed(0.95, "Muon and Pion have momentum 0.95 on Snake"),
+        "muon_nesterov": Removed(True, "Muon and Pion have Nesterov momentum on Snake"),
         "pion_cutoff": Removed("noise", "Pion cuts at the noise edge on Snake"),
     },
 }

@@ -66,10 +66,6 @@ class SnakeConfig(Config):
     """Learning rate of Muon or Pion: the spectral norm of a step."""
     aux_adam_lr: NonNegative = 8e-3
     """Adam's learning rate for the rest: embeddings, norms, biases and heads."""
-    muon_momentum: Fraction = 0.95
-    """Momentum of Muon and Pion."""
-    muon_nesterov: bool = True
-    """Nesterov momentum for Muon and Pion."""
     d_model: Count = 32
     """Width of a token."""
     num_layers: Count = 1

@@ -59,8 +59,6 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
         shared = {
             "aux_lr": anneal(hyper.aux_adam_lr, end),
             "max_grad_norm": None,
-            "momentum": config.muon_momentum,
-            "nesterov": config.muon_nesterov,
             "weight_decay": 0.0,
             "eps": _ADAM_EPS,
             "scale": "spectral",  # the unit of published rates such as 0.02
