@@ -191,3 +191,13 @@ def test_results_name_no_folder_of_the_machine_that_made_them():
                 named.append(home)
 
         assert not named, f"{path} names {named}"
+
+
+def test_a_class_name_means_one_thing():
+    places: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, set()).add(str(path.relative_to(SOURCE)))
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -10,9 +10,9 @@ import numpy as np
 from benchmarks._lib.rows import distinct, table, values, where
 from benchmarks.smollm2.plan import Cell, accuracy, sampled_right
 from benchmarks.smollm2.tables import column_end, mean_ends
-from mesotron.compare.stats import Difference, bootstrap, holm, paired_test, pool_seeds
+from mesotron.compare.stats import ScoreDifference, bootstrap, holm, paired_test, pool_seeds
 
-Lead = tuple[Difference, float]  # and its p value, corrected
+Lead = tuple[ScoreDifference, float]  # and its p value, corrected
 
 
 def gsm8k(cells: list[Cell]) -> str:

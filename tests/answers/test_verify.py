@@ -14,7 +14,7 @@ from mesotron.answers import verify
 from mesotron.answers.latex import MAX_LENGTH
 from mesotron.answers.numbers import read_number
 from mesotron.answers.screen import letters
-from mesotron.answers.verify import Allowance, Verifier
+from mesotron.answers.verify import CpuAllowance, Verifier
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def no_workers(monkeypatch):
 
 
 def send(verifier, *requests):
-    return verifier._send(requests, Allowance(1e9), 1.0)
+    return verifier._send(requests, CpuAllowance(1e9), 1.0)
 
 
 HALF = Fraction(1, 2)
@@ -327,7 +327,7 @@ def test_letters_equal_no_number(verifier, monkeypatch):
         for gold in golds:
             pairs.append((text, read_number(gold).key))
 
-    assert verifier._ask(pairs, Allowance(1e9), 1.0) == dict.fromkeys(pairs, False)
+    assert verifier._ask(pairs, CpuAllowance(1e9), 1.0) == dict.fromkeys(pairs, False)
 
     sent = []
     monkeypatch.setattr(verifier, "_send", lambda requests, *_: sent.extend(requests) or [])

@@ -59,7 +59,7 @@ TOO_LONG: dict[str, Any] = {"value": None, "error": "TooLong"}
 
 
 @dataclass
-class Allowance:
+class CpuAllowance:
     """CPU seconds that the workers may use for one batch, and what was left out without them."""
 
     seconds: float
@@ -166,10 +166,10 @@ class Verifier:
 
         return list(map(Comparison, keys, gold_keys, verdicts))
 
-    def _allowance(self, num_answers: int) -> Allowance:
-        return Allowance(BATCH_TIMEOUTS * self.timeout + SECONDS_PER_ANSWER * num_answers)
+    def _allowance(self, num_answers: int) -> CpuAllowance:
+        return CpuAllowance(BATCH_TIMEOUTS * self.timeout + SECONDS_PER_ANSWER * num_answers)
 
-    def _warn_of_skipped(self, allowance: Allowance) -> None:
+    def _warn_of_skipped(self, allowance: CpuAllowance) -> None:
         """Once for each verifier."""
         if allowance.skipped and not self._warned:
             self._warned = True
@@ -181,7 +181,7 @@ class Verifier:
             )
 
     def _compare(
-        self, answers: Sequence[str], golds: Sequence[str], allowance: Allowance
+        self, answers: Sequence[str], golds: Sequence[str], allowance: CpuAllowance
     ) -> list[bool]:
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         hard: dict[int, tuple[str, str]] = {}
@@ -209,7 +209,9 @@ class Verifier:
 
         return [bool(verdict) for verdict in verdicts]
 
-    def _read(self, answers: Sequence[str], allowance: Allowance, share: float) -> list[str | None]:
+    def _read(
+        self, answers: Sequence[str], allowance: CpuAllowance, share: float
+    ) -> list[str | None]:
         keys = [_plain_key(answer) for answer in answers]
 
         requests: dict[int, Request] = {}
@@ -229,7 +231,7 @@ class Verifier:
         return keys
 
     def _ask(
-        self, requests: Sequence[Request], allowance: Allowance, share: float
+        self, requests: Sequence[Request], allowance: CpuAllowance, share: float
     ) -> dict[Request, Any]:
         """Values of the replies, without those that have no verdict. Each distinct request is sent
         once, while less than a share of the allowance was used."""
@@ -252,7 +254,7 @@ class Verifier:
         return known
 
     def _send(
-        self, requests: Sequence[Request], allowance: Allowance, share: float
+        self, requests: Sequence[Request], allowance: CpuAllowance, share: float
     ) -> list[dict[str, Any] | None]:
         """Replies of the workers; None where the worker died for another reason than CPU time, and
         for the requests that the allowance does not cover."""
@@ -277,7 +279,7 @@ class Verifier:
         allowance.skipped.update(request for _, request in waiting)
         return replies
 
-    def _receive(self, future: Future[Any], allowance: Allowance) -> dict[str, Any] | None:
+    def _receive(self, future: Future[Any], allowance: CpuAllowance) -> dict[str, Any] | None:
         """A worker's reply, whose CPU time is taken from the allowance."""
         try:
             reply = future.result()

@@ -29,7 +29,7 @@ def gain_of(update_ratio: float | None) -> float:
     return float(f"{max(gain, 1 / MAX_GAIN):.2g}")
 
 
-class Search(NamedTuple):
+class GridSearch(NamedTuple):
     wanted: tuple[int, ...]  # indices to try, in order, including the known ones
     best: int | None  # the best index once the search is done; None before, or if every cell failed
     extended: int  # how many of `wanted` are beyond the first grid
@@ -37,7 +37,7 @@ class Search(NamedTuple):
     done: bool  # whether all of `wanted` is known
 
 
-def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
+def search(grid: Grid, known: Mapping[int, float | None]) -> GridSearch:
     wanted = around_zero(grid.rates)
     best = None
     edge = None
@@ -58,7 +58,7 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     if done and best is not None:
         edge = edge_of(best, wanted)
 
-    return Search(
+    return GridSearch(
         wanted=tuple(wanted),
         best=best if done else None,
         extended=len(wanted) - grid.rates,

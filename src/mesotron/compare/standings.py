@@ -11,7 +11,7 @@ import numpy as np
 
 from mesotron.compare.kind import Kind
 from mesotron.compare.record import Cell, Standing, Tournament, has_scores
-from mesotron.compare.search import Search
+from mesotron.compare.search import GridSearch
 from mesotron.compare.stats import LEVEL, bootstrap, holm, paired_test, pool_seeds
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
@@ -19,7 +19,9 @@ from mesotron.runs.files import Row
 WINDOW = 5  # steps averaged for a point of the smoothed training curve
 
 
-def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str, float]) -> None:
+def rank(
+    record: Tournament, searches: Mapping[str, GridSearch], rates: Mapping[str, float]
+) -> None:
     """Fill in `record.standings`, best first; if every score is 0, all share rank 1."""
     rows = [_standing(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
@@ -34,7 +36,7 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
     record.standings = rows
 
 
-def _standing(record: Tournament, name: str, search: Search, rate: float) -> Standing:
+def _standing(record: Tournament, name: str, search: GridSearch, rate: float) -> Standing:
     cells = _final_cells(record, name, rate)
     scored = [cell for cell in cells if cell.per_problem is not None]
     row = Standing(

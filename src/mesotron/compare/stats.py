@@ -18,7 +18,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Difference(Score):
+class ScoreDifference(Score):
     """A mean of paired differences, its 95% interval, and the p-value of its being zero."""
 
     p: float
@@ -57,7 +57,7 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     return SeedNoise(float(np.mean(own)), (contenders - 1.0) * (min(map(len, several)) - 1))
 
 
-def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
+def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> ScoreDifference:
     """A two-sided t-test of a zero mean, with the variance clustered by seed and by problem.
 
     V = V_seed + V_problem - V_both, never less than either of the first two: the variances of the
@@ -80,7 +80,7 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
 
     variance = max(by_seed, by_problem, by_seed + by_problem - both)
     if variance == 0:
-        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+        return ScoreDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
 
     freedom = float(P - 1)
     if by_seed_freedom:
@@ -92,7 +92,7 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
     p = 2 * float(student.sf(abs(mean) / error, freedom))
 
-    return Difference(mean, mean - half, mean + half, p)
+    return ScoreDifference(mean, mean - half, mean + half, p)
 
 
 def variance_of_mean(x: np.ndarray) -> float:

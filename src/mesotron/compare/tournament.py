@@ -26,7 +26,7 @@ from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kind import Kind, Outcome, is_for_choosing
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Contender, Stage, Tournament
-from mesotron.compare.search import Grid, Search, gain_of, search
+from mesotron.compare.search import Grid, GridSearch, gain_of, search
 from mesotron.compare.standings import count
 from mesotron.config import CompareConfig, SnakeConfig, TrainConfig
 from mesotron.config.base import from_plain, to_plain
@@ -186,7 +186,7 @@ class Progress:
         own = (contender.name, stage)
         return [cell for cell in self.record.cells if (cell.contender, cell.stage) == own]
 
-    def search_of(self, contender: Contender) -> Search:
+    def search_of(self, contender: Contender) -> GridSearch:
         indices = {self.grid.rate(k): k for k in range(-MAX_INDEX, MAX_INDEX + 1)}
         by_index: dict[int, list[Cell]] = {}
         for cell in self._cells_of(contender, "search"):

@@ -44,7 +44,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledScores:
     """Scores of several samples per problem."""
 
     samples: int
@@ -65,7 +65,7 @@ class Evaluation:
     model: str
     problems: int
     greedy: Greedy
-    sampled: Sampled | None
+    sampled: SampledScores | None
     findings: list[str]  # gaps between the numbers that mislead, in words; empty if there are none
     transcripts: list[Transcript]  # the greedy completion of every problem
     measure: Measure = "accuracy"  # which of the two is the result
@@ -116,7 +116,7 @@ def score_sampled(
     samples: int,
     temperature: float,
     seed: int,
-) -> Sampled:
+) -> SampledScores:
     """Scores of `samples` completions per problem; those of a problem are adjacent."""
     groups = split_groups(facts, samples)
     num_right = [_num_right(group) for group in groups]
@@ -130,7 +130,7 @@ def score_sampled(
     majority = [majority_right([(one.answer, one.correct) for one in group]) for group in groups]
     num_mixed = sum(0 < right < samples for right in num_right)
 
-    return Sampled(
+    return SampledScores(
         samples=samples,
         temperature=temperature,
         pass_at=pass_at,
@@ -143,8 +143,8 @@ def score_sampled(
 
 
 def add_rewards(
-    sampled: Sampled, rewards: Sequence[float | None], seed: int, *, has_gold: bool
-) -> Sampled:
+    sampled: SampledScores, rewards: Sequence[float | None], seed: int, *, has_gold: bool
+) -> SampledScores:
     """The same with the mean reward; without gold answers it is all that is known."""
     means = []
     num_mixed = 0
@@ -215,7 +215,7 @@ def describe_format(strict: float, lenient: float) -> list[str]:
 
 def describe_samples(
     greedy: Greedy,
-    sampled: Sampled,
+    sampled: SampledScores,
     greedy_facts: Sequence[Facts],
     sampled_facts: Sequence[Facts],
     seed: int,

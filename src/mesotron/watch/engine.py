@@ -677,7 +677,7 @@ class Series:
         return is_early and (step - self.last_score) % self.gap != 0
 
 
-class HeldOut:
+class JudgedScores:
     """Chooses the held-out scores by which a run is judged.
 
     They are those of the first evaluation: a mean over other problem sets is no fall. Another score
@@ -769,7 +769,7 @@ class Monitor:
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
-        self.heldout = HeldOut()
+        self.heldout = JudgedScores()
         self.snapshots: dict[int, dict[str, Any]] = {}  # by the checkpoint's step
 
     @property
