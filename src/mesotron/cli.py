@@ -8,9 +8,9 @@ that, so help and mistakes answer at once.
 import io
 import os
 import re
-import signal
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -44,11 +44,18 @@ from mesotron.runs.deadline import Deadline
 from mesotron.runs.extras import has_gpu_driver, require
 from mesotron.runs.files import printable
 from mesotron.runs.own_code import is_our_own
-from mesotron.runs.process import SharedFailure, is_main, mark_start, num_processes
+from mesotron.runs.process import (
+    SharedFailure,
+    ignore_launcher,
+    is_main,
+    mark_start,
+    num_processes,
+)
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 from mesotron.runs.trust import code_names, names_code, search_working_folder
 
 C = TypeVar("C")
+LAST_WORD = 2.0  # seconds that the other processes leave the main one to say what failed
 
 
 class UsageError(ValueError):
@@ -144,9 +151,9 @@ def main(args: list[str] | None = None) -> int:
         return 1
     except BaseException as error:
         if isinstance(error, SharedFailure) and num_processes() > 1:
-            # The launcher ends the others when the first one ends; all are to end with 2.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            ignore_launcher()
             if not is_main():
+                time.sleep(LAST_WORD)
                 return 2
 
         message = message_for_user(error)

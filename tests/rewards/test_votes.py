@@ -129,3 +129,8 @@ def test_the_filter_by_hand_and_by_numpy():
     H = torch.rand(50, 16, generator=torch.Generator().manual_seed(0))
     q1, q3 = np.quantile(H.numpy().astype(np.float64), [0.25, 0.75], axis=1, keepdims=True)
     assert np.array_equal(low_entropy_outliers(H, 0.75).numpy(), H.numpy() < q1 - 0.75 * (q3 - q1))
+
+
+def test_in_a_tie_the_policys_own_answer_comes_before_the_anchors():
+    ballots = Ballots(policy=[["7", "8"]], anchor=[["8", "7"]])
+    assert label_by_vote(ballots, VoteRules()).rewards == [[1.0, 0.0]]

@@ -196,6 +196,9 @@ def explain_failure(plan: Plan[Any]) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
+        if isinstance(error, process.SharedFailure) and process.num_processes() > 1:
+            process.ignore_launcher()
+
         saved, _ = newest_whole(plan.path / "checkpoints")
         place = f"step {saved.step}" if saved else "the start"
         after = f"once that is fixed, {resume_command(plan)} continues from {place}"

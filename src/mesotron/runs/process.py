@@ -51,6 +51,13 @@ class SharedFailure(ValueError):
     """A failure that is raised in every process; only the main one prints it."""
 
 
+def ignore_launcher() -> None:
+    """A launcher ends the other processes when the first one ends; after a shared failure each is
+    to end by itself, with 2."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class StopRequest:
     """Makes Ctrl-C and SIGTERM requests to finish the step and save; a second Ctrl-C stops, and so
     does the first inside `waiting_for` something that hangs.
