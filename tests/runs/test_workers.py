@@ -156,6 +156,7 @@ def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
     code = (
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('stop', flush=True))\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: print('after', flush=True))\n"
         "print('ready\\n', end='', flush=True)\n"  # in one write: a signal may come in between
         "while True: time.sleep(0.1)"
     )
@@ -169,8 +170,12 @@ def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
         time.sleep(0.02)
 
     pool.terminate()
+    job.process.send_signal(signal.SIGWINCH)  # taken after a SIGTERM, whose number is lower
+    while last_line(job.log) != "after":
+        time.sleep(0.02)
+
     pool.kill()
-    assert (tmp_path / "log").read_text().split() == ["ready", "stop"]
+    assert (tmp_path / "log").read_text().split() == ["ready", "stop", "after"]
     assert "SIGKILL" in job.failure
 
 
