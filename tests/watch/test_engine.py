@@ -49,6 +49,17 @@ def test_without_a_record_a_detector_may_warn_but_not_stop():
         assert not engine.ending()
 
 
+def test_what_was_said_of_another_range_of_rewards_is_dropped():
+    engine = Engine()
+    for k in range(30):
+        engine.update({"step": k, "reward": 0.3 + 0.01 * (k % 3)})
+
+    assert engine.tracks["bounded_reward"].num_seen > 20
+
+    engine.update({"step": 30, "reward": -0.5})  # so it was no share of what can be earned
+    assert engine.tracks["bounded_reward"].num_seen == 1
+
+
 def test_the_denser_share_of_two_held_out_scores_is_judged():
     monitor = Monitor()
     for k in range(0, 100, 5):
