@@ -177,8 +177,7 @@ def train_until(course: Course, checkpoint: Checkpoint, step: int) -> Stretch:
     limit = fit(trainer, replace(course.plan, checkpoint=checkpoint), course.budget)
     reached = Checkpoint(step, course.run.checkpoints / f"checkpoint-{step}")
     is_there = trainer.state.global_step == step and reached.path.exists()
-    was_stopped = session.watch.stopped_by or session.spending.stopped_by or limit
-    if not is_there or was_stopped or session.is_interrupted():
+    if not is_there or limit or session.is_over():
         return Stretch(session, limit)
 
     return Stretch(session, limit, reached)

@@ -147,6 +147,12 @@ class Session:
     def is_interrupted(self) -> bool:
         return self.stop.requested
 
+    def is_over(self) -> bool:
+        """Whether anything has ended the run before its last step."""
+        ends_itself = self.own_end is not None and self.own_end.reason is not None
+        stopped = self.watch.stopped_by or self.spending.stopped_by or self.verdict.stopped_by
+        return self.is_interrupted() or ends_itself or stopped is not None
+
 
 @contextmanager
 def wait_for(name: str, stop: process.StopRequest, deadline: Deadline) -> Iterator[None]:
