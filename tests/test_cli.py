@@ -14,10 +14,18 @@ import pytest
 import mesotron as package
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import CompareConfig, TrainConfig, aliases
+from mesotron.config import (
+    CompareConfig,
+    ModelConfig,
+    RewardConfig,
+    TaskConfig,
+    TrainConfig,
+    aliases,
+)
 from mesotron.config.base import Config, flags_of, setting
 from mesotron.config.flags import COMMON, suggest_flag
 from mesotron.config.types import Count
+from mesotron.runs import RunFolder
 
 IMPORTS = """
 import socket, sys, mesotron, mesotron.runs
@@ -396,3 +404,20 @@ def test_a_list_that_is_given_twice_is_joined():
 
     train = cli.parse(TrainConfig, ["--reward", "sparse", "--reward.parts=near"])
     assert train.reward.parts == ("sparse", "near")
+
+
+def test_a_reward_may_be_named_again_to_evaluate_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def score(completions, **_):\n    return [1.0]\n")
+    (tmp_path / "mine.jsonl").write_text('{"question": "2 + 3?", "answer": 5}\n')
+    own = TrainConfig(
+        model=ModelConfig(name="tiny"),
+        task=TaskConfig(data=("mine.jsonl",)),
+        reward=RewardConfig(parts=("mine.py:score",)),
+    )
+    run = RunFolder.create(tmp_path / "run", own, {"device": "cpu"})
+
+    command = cli.COMMANDS["eval"]
+    words = [str(run.path), "--reward", "mine.py:score"]
+    made = parse(command.config_type, words, "mesotron eval", command.presets)
+    assert made.reward == ("mine.py:score",)

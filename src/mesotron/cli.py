@@ -382,7 +382,11 @@ def read_config(
     if presets and presets.adapt and "--resume" not in words.flags:
         made = presets.adapt(made, chosen_settings(config_type, words, table))
 
-    return replace(made, trust=True) if is_vouched_for else made
+    has_trust = any(item.name == "trust" for item in fields(config_type))
+    if is_vouched_for and has_trust:  # an evaluation has none: it runs what is named, and no more
+        return replace(made, trust=True)
+
+    return made
 
 
 def read_toml(config_type: Any, path: str | None) -> dict[str, Any]:

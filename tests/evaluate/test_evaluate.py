@@ -196,6 +196,10 @@ def test_intervals_of_few_problems_are_honest():
     few = scores.bootstrap([0.1, 0.2, 0.3, 0.4])
     assert few.high - few.value == pytest.approx(3.182 * 0.12910 / 2, rel=1e-3)
 
+    # A chance of -2.9 is none.
+    chances = scores.bootstrap([0.0, 0.5], share=True)
+    assert chances == scores.Score(0.25, 0.0, 1.0)
+
 
 def test_majority_counts_answers():
     def right(*answers):  # where 7 is right

@@ -124,7 +124,7 @@ def score_sampled(
     pass_at = {}
     for k in powers_of_two(samples):
         chances = [pass_at_k(samples, right, k) for right in num_right]
-        pass_at[k] = bootstrap(chances, seed)
+        pass_at[k] = bootstrap(chances, seed, share=True)
 
     lenient = [_num_lenient(group) / samples for group in groups]
     majority = [majority_right([(one.answer, one.correct) for one in group]) for group in groups]
@@ -134,8 +134,8 @@ def score_sampled(
         samples=samples,
         temperature=temperature,
         pass_at=pass_at,
-        lenient=bootstrap(lenient, seed),
-        majority=bootstrap(majority, seed),
+        lenient=bootstrap(lenient, seed, share=True),
+        majority=bootstrap(majority, seed, share=True),
         mixed=num_mixed / len(groups),
         rates=summarise(list(facts)),
         mean_tokens=_mean_tokens(completions),

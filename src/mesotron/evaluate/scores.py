@@ -41,7 +41,9 @@ def wilson(right: int, total: int) -> Score:
     return Score(share, low, high)
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, *, signed: bool = False) -> Score:
+def bootstrap(
+    values: Sequence[float], seed: int = 0, *, signed: bool = False, share: bool = False
+) -> Score:
     """The mean of one number per problem with a 95% interval.
 
     Shares of right and wrong have Wilson's, few numbers Student's, others a percentile bootstrap.
@@ -50,6 +52,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, *, signed: bool = False) -
         values: one number per problem.
         seed: of the bootstrap.
         signed: differences, which may be negative although none of these is.
+        share: chances, whose mean lies between 0 and 1.
     """
     x = np.asarray(values, dtype=np.float64)
     mean = float(x.mean())
@@ -63,6 +66,9 @@ def bootstrap(values: Sequence[float], seed: int = 0, *, signed: bool = False) -
 
     if len(x) < FEW:
         half = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+        if share:
+            return Score(mean, max(mean - half, 0.0), min(mean + half, 1.0))
+
         return Score(mean, mean - half, mean + half)
 
     result = stats.bootstrap(
