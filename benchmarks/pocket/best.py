@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks._lib.results import read_json, write_json
+from mesotron.rlvr.own_end import why_end
 from mesotron.runs.best import BestCheckpoint, HeldOut
+from mesotron.runs.files import read_rows
 
 HERE = Path(__file__).parent
 RESULT = HERE / "best.json.gz"
@@ -44,17 +46,22 @@ def main() -> None:
     add("--runs", type=Path, default=Path("runs/best"))
     add("--workers", type=int, default=1, help="runs at once")
     add("--out", type=Path, default=RESULT)
+    add("--finished", action="store_true", help="gather the runs that are there, and start none")
     add("--table", action="store_true", help="of the result that is there")
     given = parser.parse_args()
 
-    if not given.table:
+    if given.finished:
+        paths = sorted(given.runs.glob("*/curve.json"), key=lambda path: path.parent.name)
+        write_json([entry(path.parent) for path in paths], given.out)
+    elif not given.table:
         jobs = [(setting, seed) for seed in given.seeds for setting in SETTINGS]
         with ThreadPoolExecutor(given.workers) as pool:
             rows = list(pool.map(lambda job: run_child(*job, given.runs), jobs))
 
         write_json(rows, given.out)
 
-    for line in table(read_json(given.out)):
+    runs = read_json(given.out)
+    for line in [*table(runs), "", *resampled(runs), "", *ends(runs)]:
         print(line)
 
 
@@ -73,7 +80,14 @@ def run_child(setting: str, seed: int, folder: Path) -> Row:
         code = f"from benchmarks.pocket.best import measure; measure({str(path)!r})"
         subprocess.run([sys.executable, "-c", code], check=True)
 
-    return {"setting": setting, "seed": seed, **read_json(done)}
+    return entry(path)
+
+
+def entry(path: Path) -> Row:
+    setting, _, seed = path.name.partition("-")
+    rewards = [[row["step"], row["reward"]] for row in read_rows(path / "metrics.jsonl")]
+    run = {"setting": setting, "seed": int(seed), "rewards": rewards}
+    return run | read_json(path / "curve.json")
 
 
 def measure(run: str) -> None:
@@ -178,6 +192,72 @@ def table(runs: Sequence[Row]) -> list[str]:
         lines.append(f"| {setting} | all | {name} | | | | {spread(gains)} | {spread(biases)} |")
 
     return lines
+
+
+def resampled(runs: Sequence[Row], splits: int = 200) -> list[str]:
+    """The bias and what was lost to the best step, if other problems had chosen: means over random
+    splits of all problems into as many that choose and others that judge."""
+    rng = np.random.default_rng(0)
+    lines = ["| setting | rule | bias | behind the best step |", "|---" * 4 + "|"]
+    for setting in SETTINGS:
+        own = [run for run in runs if run["setting"] == setting]
+        sums: dict[str, list[tuple[float, float]]] = {name: [] for name in RULES}
+        for run in own:
+            steps, right = matrix_of(run)
+            for _ in range(splits):
+                order = rng.permutation(right.shape[1])
+                chosen_by = right[:, order[:NUM_CHOOSING]]
+                judged = right[:, order[NUM_CHOOSING:]].mean(axis=1)
+                evaluations = [
+                    HeldOut(step, row.mean(), tuple(row)) for step, row in zip(steps, chosen_by)
+                ]
+                for name, rule in RULES.items():
+                    k = steps.index(rule(evaluations))
+                    bias = evaluations[k].score - judged[k]
+                    sums[name].append((bias, right.mean(axis=1).max() - right[k].mean()))
+
+        for name, pairs in sums.items():
+            bias, behind = np.array(pairs).mean(axis=0)
+            lines.append(f"| {setting} | {name} | {bias:+.4f} | {behind:.4f} |")
+
+    return lines
+
+
+def matrix_of(run: Row) -> tuple[list[int], np.ndarray]:
+    """Steps, and [steps, problems] of right and wrong."""
+    steps = sorted(int(step) for step in run["curve"])
+    right = [[float(bit) for bit in run["curve"][str(step)]] for step in steps]
+    return steps, np.array(right)
+
+
+def ends(runs: Sequence[Row]) -> list[str]:
+    """Where `--steps auto` would have ended each run, by its rule on what was logged until then."""
+    lines = ["| setting | seed | would end at | fresh, best so far | fresh, best of all |"]
+    lines.append("|---" * 5 + "|")
+    for run in runs:
+        end = end_of(run)
+        evaluations = choosing_of(run)
+        seen = [one for one in evaluations if end is None or one.step <= end]
+        scores = [fresh_of(run, one_standard_error(part)).mean() for part in (seen, evaluations)]
+        lines.append(
+            f"| {run['setting']} | {run['seed']} | {end or 'not in 30'} | {scores[0]:.3f} | "
+            f"{scores[1]:.3f} |"
+        )
+
+    return lines
+
+
+def end_of(run: Row) -> int | None:
+    best = BestCheckpoint()
+    for one in choosing_of(run):
+        is_new = best.observe(one)
+        rows = [{"step": k, "reward": x} for k, x in run["rewards"] if k <= one.step]
+        if why_end(best, rows, one.step) is not None:
+            return one.step
+        if is_new:
+            best.written(one.step)
+
+    return None
 
 
 def spread(values: np.ndarray) -> str:
