@@ -3,15 +3,19 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from mesotron import cli
-from mesotron.rlvr import heats, pocket
+from mesotron.rlvr import callbacks, heats, pocket
+from mesotron.rlvr.session import Session
 from mesotron.runs import RunFolder, checkpoints
+from mesotron.watch.forecast import Interval, Limit, forecast
 from support.rlvr_tiny import same, save_arith_model
 
 slow = pytest.mark.slow
@@ -20,6 +24,13 @@ REWARD = """
 def even(completion_ids, **_):
     return [sum(int(token) % 2 == 0 for token in ids) / 4 for ids in completion_ids]
 """
+HOPELESS = {
+    "probabilities": {"learn": 0.0, "plateau": 1.0, "collapse": 0.0},
+    "present": 0.5,
+    "least_gain": 0.1,
+    "reward": Interval(value=0.5, low=0.5, high=0.5),
+    "limits": (Limit(name="signal", share=1.0, remedy="none", is_mending=False),),
+}
 SMALL = (
     "--steps 40 --save-every 7 --keep 3 --reward earned:even --lr 1e-3 --device cpu --batch 4 "
     "--group 4 --max-tokens 4 --task.num-eval 3 --task.num-train 14 --eval-every 4"
@@ -144,6 +155,31 @@ def test_a_killed_search_ends_with_the_same_bits(run, searched, number):
         for path in (searched, Path(out).resolve())
     )
     assert mine == theirs
+
+
+def test_a_verdict_at_the_step_of_a_look_ends_the_run(run, monkeypatch, capsys):
+    def hopeless(rows: Any, steps: Any, price: Any) -> Any:
+        return replace(forecast(rows, steps, price), outcome="plateau", **HOPELESS)
+
+    monkeypatch.setattr(callbacks, "forecast", hopeless)
+    assert run("--lr auto --verdict-after 10 --stop-if hopeless --out hopeless") == 0
+    assert "stopped and saved at step 10" in capsys.readouterr().out
+
+    folder = RunFolder(Path("hopeless"))
+    assert folder.rows("metrics")[-1]["step"] == 10
+    assert [each.step for each in pocket.from_record(folder.load("pocket"))] == [0]
+
+
+@pytest.mark.parametrize("part", ["watch", "spending", "verdict"])
+def test_whatever_stops_a_stretch_ends_the_run(part):
+    reasons = {name: SimpleNamespace(stopped_by=None) for name in ("watch", "spending", "verdict")}
+    parts: Any = dict.fromkeys(("run", "parts", "trainer", "budget"))
+    going = Session(**parts, **reasons, stop=SimpleNamespace(requested=False))
+
+    assert not going.is_over()
+    assert replace(going, stop=SimpleNamespace(requested=True)).is_over()
+    assert replace(going, own_end=SimpleNamespace(reason="enough")).is_over()
+    assert replace(going, **{part: SimpleNamespace(stopped_by="a reason")}).is_over()
 
 
 @slow
