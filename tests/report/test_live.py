@@ -1,5 +1,6 @@
 """A page that follows runs: rewritten as a file, or served on this machine."""
 
+import http.client
 import threading
 import urllib.error
 import urllib.request
@@ -134,6 +135,20 @@ def test_a_run_that_is_being_moved_is_no_end(server, going):
 
     aside.rename(going.path)
     assert "step 20 of 20" in get(server.address)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [(ConnectionResetError, False), (ZeroDivisionError, True)]
+)
+def test_a_browser_that_goes_away_is_no_error(server, monkeypatch, capsys, error, is_told):
+    def fail(*_) -> None:
+        raise error
+
+    monkeypatch.setattr(live.PageHandler, "send_response", fail)
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(server.address)
+
+    assert ("Traceback" in capsys.readouterr().err) == is_told
 
 
 def test_a_missing_run_and_a_taken_port_are_one_error(server, going, tmp_path, capsys):

@@ -5,12 +5,14 @@ that neither another machine nor another user's program finds the page by its po
 """
 
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from mesotron.report.tournament import is_finished, is_tournament
 
@@ -76,6 +78,11 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), PageHandler)
         except OSError as error:
             raise ValueError(f"--port {port}: {error.strerror}; 0 takes any free port") from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away while it is answered is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
