@@ -208,6 +208,9 @@ def test_hours_and_dollars_to_the_end():
     assert forecast(rows, steps=130).dollars is None
     assert forecast(rows_of(rising(30)), steps=130, price=2.0).hours is None
 
+    long = forecast(rows_of(rising(30), **{"time/step": 3600.0}), steps=1530, price=2.0)
+    assert "1,500 hours and $3,000.00" in long.text()
+
 
 # Hopeless
 

@@ -147,8 +147,9 @@ class Forecast:
         if self.limits:
             sentences.append("Limited by " + "; ".join(limit.text() for limit in self.limits))
         if self.hours is not None:
-            price = "" if self.dollars is None else f" and ${self.dollars:.2f}"
-            sentences.append(f"To the end: {self.hours:.2g} hours{price}")
+            price = "" if self.dollars is None else f" and ${self.dollars:,.2f}"
+            hours = f"{self.hours:.2g}" if self.hours < 100 else f"{self.hours:,.0f}"
+            sentences.append(f"To the end: {hours} hours{price}")
         if self.is_hopeless:
             sentences.append("Hopeless: no gain is likely, for a reason that time does not mend")
         if with_record:
