@@ -167,6 +167,11 @@ def test_the_record_reads_back_to_what_it_was():
     with pytest.raises(ValueError, match="damaged"):
         from_record({"searches": [{"step": 0}]})
 
+    unknown = json.loads(text)
+    unknown["searches"][0]["choice"]["factor"] = 7.0
+    with pytest.raises(ValueError, match="damaged"):
+        from_record(unknown)
+
 
 def test_the_watch_judges_heats():
     rows = [{"step": k, "reward": 0.5, "loss": 0.1, "grad_norm": 1.0} for k in range(4)]

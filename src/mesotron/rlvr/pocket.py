@@ -473,5 +473,7 @@ def _read_search(values: Mapping[str, Any]) -> Search:
             "difference": Difference(**difference) if difference else None,
         }
         choice = Choice(**known)
+        if choice.factor not in {fork.factor for fork in forks}:
+            raise ValueError("the chosen fork is missing")
 
     return Search(step=values["step"], forks=tuple(forks), choice=choice)
