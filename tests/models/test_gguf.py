@@ -1,5 +1,6 @@
 """GGUF files of llama.cpp: their weights as the gguf package reads them, tied where they were."""
 
+import math
 from pathlib import Path
 
 import gguf as library
@@ -143,7 +144,9 @@ def test_a_size_that_is_none_leaves_the_shape_unknown(tmp_path, monkeypatch, siz
     assert find_shape(str(file)) is None
 
 
-@pytest.mark.parametrize(("noise", "is_tied"), [(0.0, True), (0.3, True), (2.0, False)])
+@pytest.mark.parametrize(
+    ("noise", "is_tied"), [(0.0, True), (0.3, True), (2.0, False), (math.nan, False)]
+)
 def test_two_roundings_of_a_matrix_are_told_from_two_matrices(noise, is_tied):
     config = LlamaConfig(
         vocab_size=64,

@@ -122,7 +122,7 @@ def tie_if_same(model: Any) -> None:
 
     a = head.weight.detach()[::COMPARED].flatten()
     b = embedding.weight.detach()[::COMPARED].flatten()
-    if torch.cosine_similarity(a, b, dim=0) < SAME_MATRIX:
+    if not torch.cosine_similarity(a, b, dim=0) >= SAME_MATRIX:  # NaN says nothing
         return
 
     embedding.weight = head.weight
