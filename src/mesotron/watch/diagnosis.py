@@ -188,11 +188,8 @@ def diagnose(
 
     # Only what came after the last rollback ended the run.
     since = max((action.step for action in rollbacks), default=first - 1)
-    ending = [event for event in harmful if event.step > since]
-    if condition == "dead":
-        ending = _events_near_death(ending, rows, engine)
-    else:
-        ending = _without_withdrawn(ending, engine, math.inf)
+    after_rollback = [event for event in harmful if event.step > since]
+    ending = _ending_events(after_rollback, condition, rows, engine)
 
     cause = find_cause(engine, ending, condition, rows)
     findings: dict[str, Any] = {}
@@ -213,8 +210,8 @@ def diagnose(
         }
 
     if cause and condition == "dead":
-        after_rollback = [row for row in rows if row["step"] > since]
-        onset, useful = date_damage(after_rollback, onset, first)
+        rows_after_rollback = [row for row in rows if row["step"] > since]
+        onset, useful = date_damage(rows_after_rollback, onset, first)
         phases = _dated(phases, onset)
         wasted, unit = _cost_after(rows, useful)
         findings |= {
@@ -243,6 +240,16 @@ def diagnose(
     )
 
 
+def _ending_events(
+    events: Sequence[Event], condition: Condition, rows: Sequence[Row], engine: Engine
+) -> list[Event]:
+    """The events that may explain how the run ends, of those since the last rollback."""
+    if condition == "dead":
+        return _events_near_death(events, rows, engine)
+
+    return _without_withdrawn(events, engine, math.inf)
+
+
 def harmful_events(events: Sequence[Event], engine: Engine) -> list[Event]:
     by_name = {detector.name: detector for detector in engine.detectors}
     harmful = []
@@ -266,17 +273,7 @@ def find_cause(
     if condition not in SEVERITIES:
         return None
 
-    latest = {event.detector: event for event in ending if event.severity != "clear"}
-    suspects: list[tuple[Detector, Event]] = []
-    for detector in engine.detectors:
-        event = latest.get(detector.name)
-        if event is None:
-            continue
-        is_held_back = bool(detector.fatal) and not detector.may_stop  # uncalibrated
-        is_source = detector.role == "source"
-        if event.severity == SEVERITIES[condition] or is_source or is_held_back:
-            suspects.append((detector, event))
-
+    suspects = _find_suspects(engine, ending, SEVERITIES[condition])
     if not suspects:
         return None
 
@@ -291,6 +288,25 @@ def find_cause(
         return (2, 0.0) if detector.role == "outcome" else (1, 0.0)
 
     return min(suspects, key=order)
+
+
+def _find_suspects(
+    engine: Engine, ending: Sequence[Event], severity: Severity
+) -> list[tuple[Detector, Event]]:
+    """Detectors with their last event, if that is as severe as the end, or may be its source."""
+    latest = {event.detector: event for event in ending if event.severity != "clear"}
+    suspects = []
+    for detector in engine.detectors:
+        event = latest.get(detector.name)
+        if event is None:
+            continue
+
+        is_held_back = bool(detector.fatal) and not detector.may_stop  # uncalibrated
+        is_source = detector.role == "source"
+        if event.severity == severity or is_source or is_held_back:
+            suspects.append((detector, event))
+
+    return suspects
 
 
 def sign_of(event: Event) -> float:
@@ -461,16 +477,7 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row], engine: Eng
     second one, since that is how long their detectors wait; without warnings that were withdrawn,
     other than those of sources in the recent past."""
     death = _step_of_death(events)
-    later: list[float] = []
-    evaluations: list[float] = []
-    for row in rows:
-        if row["step"] > death:
-            later.append(row["step"])
-            if any(map(is_sparse, canonical(row))):
-                evaluations.append(row["step"])
-
-    last = max([death, *later[:TOGETHER]])
-    last_evaluation = max([death, *evaluations[:EVALUATIONS]])
+    last, last_evaluation = _steps_after_death(rows, death)
     of_evaluations = {event.detector for event in events if _reads_evaluations(event)}
     symptoms = {each.name for each in engine.detectors if each.role == "symptom"}
 
@@ -487,6 +494,21 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row], engine: Eng
             near.append(event)
 
     return _without_withdrawn(near, engine, death - MEMORY * _steps_per_row(rows))
+
+
+def _steps_after_death(rows: Sequence[Row], death: int) -> tuple[float, float]:
+    """The last steps that are looked at: of rows, and of rows with an evaluation."""
+    later: list[float] = []
+    evaluations: list[float] = []
+    for row in rows:
+        if row["step"] > death:
+            later.append(row["step"])
+            if any(map(is_sparse, canonical(row))):
+                evaluations.append(row["step"])
+
+    last = max([death, *later[:TOGETHER]])
+    last_evaluation = max([death, *evaluations[:EVALUATIONS]])
+    return last, last_evaluation
 
 
 def _without_withdrawn(events: Sequence[Event], engine: Engine, recent: float) -> list[Event]:
