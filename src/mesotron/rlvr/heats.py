@@ -365,11 +365,7 @@ def run_heat(
     if limit or session.spending.stopped_by or not (is_whole or log.is_broken):
         return None, stretch
 
-    past = rows_until(course.run, present.step) if present.step else []
-    condition: Condition = "not finite"
-    if not log.is_broken:
-        condition = pocket.judge(fork_rows(fork_run, present.step), past)
-
+    condition = condition_after(course, fork_run, present.step, log)
     if before is None:
         fork = Fork(
             factor=heat.factor,
@@ -386,6 +382,15 @@ def run_heat(
         )
 
     return fork, stretch
+
+
+def condition_after(course: Course, fork: RunFolder, step: int, log: HeatLog) -> Condition:
+    """What the watch says of a fork at the end of a heat; the forks began at `step`."""
+    if log.is_broken:
+        return "not finite"
+
+    past = rows_until(course.run, step) if step else []
+    return pocket.judge(fork_rows(fork, step), past)
 
 
 def own_callbacks(course: Course) -> list[Any]:
@@ -500,10 +505,7 @@ def adopt(course: Course, base: Checkpoint, done: Search) -> Checkpoint:
 
     fork = RunFolder(folder)
     course.run.cut_after(done.step)
-    for stream in STREAMS:
-        for row in fork.rows(stream):
-            if row["step"] > done.step:
-                append_row(course.run.path / f"{stream}.jsonl", row)
+    append_rows(course.run, fork, done.step)
 
     routing = fork.load("routing")
     if routing is not None:
@@ -525,6 +527,14 @@ def adopt(course: Course, base: Checkpoint, done: Search) -> Checkpoint:
     rows = [row for row in course.run.rows("metrics") if row["step"] > done.step]
     course.view.start_at(winner.last, rows)
     return Checkpoint(winner.last, final)
+
+
+def append_rows(run: RunFolder, fork: RunFolder, step: int) -> None:
+    """Add a fork's rows after a step to the run's, in every stream."""
+    for stream in STREAMS:
+        for row in fork.rows(stream):
+            if row["step"] > step:
+                append_row(run.path / f"{stream}.jsonl", row)
 
 
 def show(course: Course, done: Search, cost: int) -> None:

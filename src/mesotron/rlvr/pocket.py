@@ -111,6 +111,10 @@ class Difference:
     def is_clear(self) -> bool:
         return abs(self.mean) > CLEAR * self.error and self.pairs > 1
 
+    @property
+    def is_gain(self) -> bool:
+        return self.is_clear and self.mean > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -274,8 +278,7 @@ def compare(a: Fork, b: Fork) -> Difference:
 
 
 def is_better(a: Fork, b: Fork) -> bool:
-    difference = compare(a, b)
-    return difference.is_clear and difference.mean > 0
+    return compare(a, b).is_gain
 
 
 def on_the_way(forks: Sequence[Fork]) -> list[Fork]:
@@ -328,6 +331,20 @@ def choose(forks: Sequence[Fork]) -> Choice:
 
     factors = tuple(fork.factor for fork in admitted)
     upward = [fork for fork in admitted if fork.factor >= 1.0] or admitted[-1:]
+    chosen, decided = climb(upward, forks)
+
+    return Choice(
+        factor=chosen.factor,
+        rate=chosen.rate,
+        why=explain(chosen, upward, forks, decided),
+        admitted=factors,
+        difference=decided,
+    )
+
+
+def climb(upward: Sequence[Fork], forks: Sequence[Fork]) -> tuple[Fork, Difference | None]:
+    """The last of the rates that earned clearly more than the one chosen before, and the
+    comparison that decided, or else the first one that could be made."""
     chosen = upward[0]
     decided: Difference | None = None
 
@@ -339,17 +356,11 @@ def choose(forks: Sequence[Fork]) -> Choice:
 
         difference = compare(there, here)
         decided = decided or difference
-        if difference.is_clear and difference.mean > 0:
+        if difference.is_gain:
             chosen = fork
             decided = difference
 
-    return Choice(
-        factor=chosen.factor,
-        rate=chosen.rate,
-        why=explain(chosen, upward, forks, decided),
-        admitted=factors,
-        difference=decided,
-    )
+    return chosen, decided
 
 
 def explain(
@@ -393,18 +404,18 @@ def look_again(forks: Sequence[Fork], reach: float) -> Choice:
         return Choice(factor=0.5, rate=half.rate, why=why)
 
     down = compare(half, present)
-    if half.is_healthy and down.is_clear and down.mean > 0:
+    if half.is_healthy and down.is_gain:
         why = f"half the rate earns {down.mean:.2f} more"
         return Choice(factor=0.5, rate=half.rate, why=why, difference=down)
 
     up = compare(double, present)
     is_known = double.planned <= REACH * max(reach, double.travelled)
-    if double.is_healthy and is_known and up.is_clear and up.mean > 0:
+    if double.is_healthy and is_known and up.is_gain:
         why = f"twice the rate earns {up.mean:.2f} more"
         return Choice(factor=2.0, rate=double.rate, why=why, difference=up)
 
     why = f"no difference to twice the rate ({up.mean:+.2f} ± {up.error:.2f})"
-    if up.is_clear and up.mean > 0:
+    if up.is_gain:
         why = "twice the rate would go farther than any healthy fork has"
     elif up.is_clear:
         why = f"twice the rate earns {-up.mean:.2f} less"

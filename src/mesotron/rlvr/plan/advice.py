@@ -104,16 +104,7 @@ def families(config: PlanConfig) -> Iterator[Family]:
     yield Family(model, rollouts=smaller)
     yield Family(model, rollouts=[{"max_tokens": rollout.max_tokens // k} for k in (2, 4)])
 
-    # A setting that was chosen stays.
-    chosen: set[str] = set()
-    if model.lora:
-        chosen = {"lora", "dtype"}
-    elif model.dtype == "float32":
-        chosen = {"dtype"}
-
-    if config.sft.steps:  # which trains every weight
-        chosen.add("lora")
-
+    chosen = chosen_settings(config)
     for flags, change in MODEL_CHANGES.items():
         if not chosen & change.keys():
             yield Family(replace(model, **change), flags, [{}, *smaller])
@@ -128,6 +119,20 @@ def families(config: PlanConfig) -> Iterator[Family]:
             flags = "--lora 16 --model.load 4bit"
 
         yield Family(rounded, flags, [{}, *smaller])
+
+
+def chosen_settings(config: PlanConfig) -> set[str]:
+    """The model's settings that were chosen, which stay."""
+    chosen: set[str] = set()
+    if config.model.lora:
+        chosen = {"lora", "dtype"}
+    elif config.model.dtype == "float32":
+        chosen = {"dtype"}
+
+    if config.sft.steps:  # which trains every weight
+        chosen.add("lora")
+
+    return chosen
 
 
 def smaller_batches(config: PlanConfig) -> list[dict[str, int]]:
