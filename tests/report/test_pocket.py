@@ -1,13 +1,15 @@
 """The picture of a search: gain by rate, and the admitted rates."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mesotron.report import pocket
-from mesotron.report.read import Run
+from mesotron.report import pocket, summary
+from mesotron.report.read import Run, read_runs
 from mesotron.rlvr.pocket import Choice, Fork, Sampled, Search, to_record
+from support.report_worlds import make_run
 
 
 def fork(factor: float, reward: float, condition: str = "healthy") -> Fork:
@@ -63,3 +65,11 @@ def test_only_finished_searches_of_training_runs_are_read(tmp_path: Path):
     (tmp_path / "pocket.json").write_text('{"searches": [1]}')
     with pytest.raises(ValueError, match="damaged"):
         pocket.searches_of(run)
+
+
+def test_the_summary_names_the_rate_that_was_found(tmp_path: Path):
+    run = make_run(tmp_path / "a")
+    run.save("pocket", to_record([replace(SEARCH, choice=replace(CHOICE, rate=0.0123))]))
+    (read,) = read_runs([run.path])
+
+    assert "at rate 0.0123 (" in summary.summarize_run(read)[0]

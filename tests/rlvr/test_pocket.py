@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,7 @@ from mesotron.rlvr.pocket import (
     look_again,
     next_heat,
     next_look,
+    spell_rate,
     spent,
     to_record,
 )
@@ -171,6 +173,16 @@ def test_the_record_reads_back_to_what_it_was():
     unknown["searches"][0]["choice"]["factor"] = 7.0
     with pytest.raises(ValueError, match="damaged"):
         from_record(unknown)
+
+
+def test_reports_name_the_rate_that_was_found():
+    search = run_search(1e-3)
+    words = spell_rate(1e-4, to_record([search]))
+    assert words.startswith(f"{search.choice.rate:.3g} ")
+    assert "0.0001" in words
+
+    for record in (None, to_record([replace(search, choice=None)])):
+        assert spell_rate(1e-4, record) == "0.0001"
 
 
 def test_the_watch_judges_heats():

@@ -18,6 +18,7 @@ from mesotron.evaluate.subject import find_subject
 from mesotron.rlvr import train, warm_start
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
+from mesotron.serve.export import model_card
 from mesotron.watch import budget as budget_of_run
 from support.rlvr_tiny import SlowBudget, same
 
@@ -57,6 +58,9 @@ def test_reinforcement_learning_starts_from_the_supervised_weights(config, folde
     # The first step is taken at the reference of the KL term.
     assert run.rows("metrics")[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert find_subject(str(config.out)).start.name == str(weights)
+
+    assert "2 supervised steps" in (config.out / "report.md").read_text()
+    assert "2 supervised steps and 3 steps" in model_card(run, "a", whole=True)
 
 
 @pytest.mark.parametrize(("limit", "stage_steps", "steps"), [(150, 1, 0), (250, 2, 2)])

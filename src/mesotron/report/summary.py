@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesotron.report.read import Run
+from mesotron.rlvr import pocket
+from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
 
@@ -222,7 +224,8 @@ def _train(run: Run) -> str:
     optim = run.config["optim"]
     objective = run.config["objective"]["name"].upper()
 
-    setup = f"{objective} with {optim['name']} at rate {optim['lr']:g}"
+    rate = pocket.spell_rate(optim["lr"], RunFolder(run.path).load(pocket.NAME))
+    setup = f"{objective} with {optim['name']} at rate {rate}"
     if run.result is None or "gain" not in run.result:
         planned = run.config.get("steps", "?")
         return f"{setup}, step {run.last_step} of {planned}{_change(run, 'reward')}."

@@ -468,6 +468,16 @@ def from_record(record: Mapping[str, Any]) -> tuple[Search, ...]:
         raise ValueError(f"{NAME}.json is damaged ({type(error).__name__}): remove it") from error
 
 
+def spell_rate(given: float, record: Mapping[str, Any] | None) -> str:
+    """The rate of a run in words: as given, or the last that its searches chose."""
+    searches = from_record(record) if record is not None else ()
+    choices = [search.choice for search in searches if search.choice is not None]
+    if not choices:
+        return f"{given:g}"
+
+    return f"{choices[-1].rate:.3g} (found by --lr auto around {given:g})"
+
+
 def _read_search(values: Mapping[str, Any]) -> Search:
     forks = []
     for each in values["forks"]:

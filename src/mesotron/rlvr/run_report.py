@@ -19,6 +19,7 @@ from mesotron.evaluate.transcripts import (
     side_by_side,
     verdict,
 )
+from mesotron.rlvr import pocket
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import Row
@@ -110,6 +111,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         name=run_name(config),
         config=config,
         rollout=config.rollout,
+        rate=pocket.spell_rate(config.optim.lr, run.load(pocket.NAME)),
         command=shlex.join(environment.get("command", [])),
         rows=rows,
         spent=spell_time(seconds),

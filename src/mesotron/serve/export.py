@@ -201,6 +201,7 @@ def model_card(run: RunFolder, name: str, whole: bool, chosen: Chosen | None = N
         start=start,
         on_hub=start not in SHIPPED and not Path(start).expanduser().exists(),
         public=public,
+        supervised=settings.get("sft", {}).get("steps", 0),
         num_steps=best["step"] if best else len(rows),
         result=result,
         headline=headline(result),
