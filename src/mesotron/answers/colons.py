@@ -40,15 +40,21 @@ def compare_colons(answer: str, gold: str) -> bool | None:
     if ":" not in answer + gold:
         return None
 
-    # A ratio of two is a fraction, too: 3:4 is 3/4, but 3:1 is not 3.
-    ratio = answer_ratio or gold_ratio
-    other = gold if answer_ratio else answer
-    number = read_number(other)
-    if ratio and len(ratio) == 2 and number and _FRACTION.fullmatch(tidy(other)):
-        return number.value == Fraction(*ratio)
+    if answer_ratio:
+        return _is_fraction(gold, answer_ratio)
+    if gold_ratio:
+        return _is_fraction(answer, gold_ratio)
 
-    is_colon = answer_time or gold_time or ratio
-    return False if is_colon else None
+    return False if answer_time or gold_time else None
+
+
+def _is_fraction(text: str, ratio: tuple[int, ...]) -> bool:
+    """Whether a text is a ratio of two as a fraction: 3:4 is 3/4, but 3:1 is not 3."""
+    number = read_number(text)
+    if len(ratio) != 2 or number is None or not _FRACTION.fullmatch(tidy(text)):
+        return False
+
+    return number.value == Fraction(*ratio)
 
 
 def read_time(text: str) -> Time | None:

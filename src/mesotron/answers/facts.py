@@ -127,8 +127,7 @@ def facts_of(case: Case, found: Comparison) -> Facts:
 
     number = None
     if formatted:
-        # As written, or what math-verify made of it: sqrt(64) is 8.
-        number = read_number(reading.answer or "") or read_number(key or "")
+        number = _read_value(reading.answer or "", key or "")
 
     return Facts(
         answer=key if formatted else None,
@@ -141,6 +140,11 @@ def facts_of(case: Case, found: Comparison) -> Facts:
         graded=has_gold and is_readable,
         number=number,
     )
+
+
+def _read_value(answer: str, key: str) -> Number | None:
+    """As written, or what math-verify made of it: sqrt(64) is 8."""
+    return read_number(answer) or read_number(key)
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:

@@ -109,10 +109,7 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
     if formula:
         return formula
 
-    line_end = text.find("\n", first, end)
-    if line_end < 0:
-        line_end = end
-
+    line_end = _end_of_line(text, first, end)
     answer, stop = _value(text, first, line_end)
     if answer:
         if complete or stop < len(text):
@@ -132,12 +129,22 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
         return None
 
     # Words count only where the text ends with them: "the answer is as follows" is none.
-    words = text[start:].strip(_TRAILING + "\n")
-    is_short = len(words) <= MAX_WORDS and "\n" not in words
-    if words and is_short and complete and end == len(text):
-        return words
+    if complete and end == len(text):
+        return _few_words(text[start:])
 
     return None
+
+
+def _end_of_line(text: str, start: int, end: int) -> int:
+    line_end = text.find("\n", start, end)
+    return end if line_end < 0 else line_end
+
+
+def _few_words(text: str) -> str | None:
+    """A short text in one line, without what trails it."""
+    words = text.strip(_TRAILING + "\n")
+    is_short = len(words) <= MAX_WORDS and "\n" not in words
+    return words if words and is_short else None
 
 
 def _skip_lead(text: str, start: int, end: int) -> int:

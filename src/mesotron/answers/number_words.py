@@ -185,14 +185,9 @@ def _read_fraction(reader: _Reader) -> Fraction | None:
             return Fraction(1, below)
         reader.at = start
 
-    above = _read_small(reader)
-    if above is not None and above.denominator == 1:
-        tens = reader.take_value(_TENS_VALUES) or 0
-        below = reader.take_value(_PLURALS)
-        if below is None and above == 1:
-            below = reader.take_value(_DENOMINATORS)
-        if below is not None and (not tens or below < 10):
-            return above / (tens + below)
+    parts = _read_parts(reader)
+    if parts is not None:
+        return parts
 
     # In digits after "and": 2 and 1/2.
     reader.at = start
@@ -202,6 +197,22 @@ def _read_fraction(reader: _Reader) -> Fraction | None:
 
     reader.at = start
     return None
+
+
+def _read_parts(reader: _Reader) -> Fraction | None:
+    """A number of equal parts: two thirds, 25 hundredths, two twenty-fifths."""
+    above = _read_small(reader)
+    if above is None or above.denominator != 1:
+        return None
+
+    tens = reader.take_value(_TENS_VALUES) or 0
+    below = reader.take_value(_PLURALS)
+    if below is None and above == 1:
+        below = reader.take_value(_DENOMINATORS)
+    if below is None or (tens and below >= 10):
+        return None
+
+    return above / (tens + below)
 
 
 def _read_whole(reader: _Reader) -> Fraction | None:
@@ -220,16 +231,21 @@ def _read_whole(reader: _Reader) -> Fraction | None:
             return total
 
         scale = reader.take_value(_SCALES)
-        fits = lowest is None or (group.denominator == 1 and group * (scale or 1) < lowest)
-        is_next_of_list = has_comma and group * (scale or 1) < 100
-        if not fits or is_next_of_list:
+        value = group * (scale or 1)
+        is_next_of_list = has_comma and value < 100
+        if not _is_below(value, group, lowest) or is_next_of_list:
             reader.at = start
             return total
 
-        total = (total or 0) + group * (scale or 1)
+        total = (total or 0) + value
         lowest = scale
         if scale is None or group.denominator != 1:
             return total
+
+
+def _is_below(value: Fraction, group: Fraction, lowest: int | None) -> bool:
+    """Whether a group may follow the one before, whose scale was the lowest so far."""
+    return lowest is None or (group.denominator == 1 and value < lowest)
 
 
 def _read_group(reader: _Reader, is_first: bool) -> Fraction | None:
@@ -253,14 +269,22 @@ def _read_group(reader: _Reader, is_first: bool) -> Fraction | None:
         return value
 
     value *= 100
+    if value.denominator != 1:
+        return value
+
+    return value + _read_below_hundred(reader)
+
+
+def _read_below_hundred(reader: _Reader) -> Fraction:
+    """What follows a hundred: and twenty; 0 if no whole number below 100 follows."""
     before = reader.at
     reader.take("and")
     rest = _read_small(reader)
-    if rest is None or rest.denominator != 1 or not 0 < rest < 100 or value.denominator != 1:
+    if rest is None or rest.denominator != 1 or not 0 < rest < 100:
         reader.at = before
-        return value
+        return Fraction(0)
 
-    return value + rest
+    return rest
 
 
 def _read_small(reader: _Reader) -> Fraction | None:

@@ -114,9 +114,8 @@ def read_number(answer: str) -> Number | None:
         return None
 
     text, variable = _right_side(answer)
-    signs = _SIGNS.match(text)
-    assert signs is not None  # every part is optional
-    if signs["before"] and signs["behind"]:
+    signs = _match_signs(text)
+    if signs is None:
         return None
 
     amount = _read_amount(text[signs.end() :])
@@ -135,6 +134,13 @@ def read_number(answer: str) -> Number | None:
 
     is_negative = (signs["before"] or signs["behind"] or "+") != "+"
     return Number(-value if is_negative else value, percent is not None, unit, variable)
+
+
+def _match_signs(text: str) -> re.Match[str] | None:
+    """The sign and currency before a number; None if it has two signs."""
+    signs = _SIGNS.match(text)
+    assert signs is not None  # every part is optional
+    return None if signs["before"] and signs["behind"] else signs
 
 
 def read_abbreviated(answer: str) -> Number | None:

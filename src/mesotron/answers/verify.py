@@ -23,7 +23,7 @@ from mesotron.answers.colons import compare_colons, is_clock_time
 from mesotron.answers.expressions import Request
 from mesotron.answers.intervals import in_one_notation, is_set_and_tuple
 from mesotron.answers.latex import MAX_LENGTH
-from mesotron.answers.numbers import read_abbreviated, read_number, same_number
+from mesotron.answers.numbers import Number, read_abbreviated, read_number, same_number
 from mesotron.answers.screen import (
     expression_and_unit,
     expression_of,
@@ -189,6 +189,17 @@ class Verifier:
             if verdict is None:
                 hard[i] = in_one_notation(answers[i], golds[i])
 
+        for i, verdict in self._compare_hard(hard, allowance).items():
+            verdicts[i] = verdict
+
+        return [bool(verdict) for verdict in verdicts]
+
+    def _compare_hard(
+        self, hard: dict[int, tuple[str, str]], allowance: CpuAllowance
+    ) -> dict[int, bool]:
+        """Verdicts of math-verify on answers and golds."""
+        verdicts: dict[int, bool] = {}
+
         # Read each alone first: an unreadable text then costs one timeout, not one per pair.
         gold_keys = self._read([gold for _, gold in hard.values()], allowance, share=READING)
         keys = self._read([answer for answer, _ in hard.values()], allowance, share=READING)
@@ -196,18 +207,18 @@ class Verifier:
         pairs: dict[int, Request] = {}
         for i, answer_key, gold_key in zip(hard, keys, gold_keys):
             verdicts[i] = answer_key is not None and answer_key == gold_key
-            if not answer_key or not gold_key or verdicts[i]:
+            if verdicts[i] or not answer_key or not gold_key:
                 continue
 
-            pair = _as_pair(*hard[i], answer_key)
-            if pair and not allowance.skipped.intersection((text,) for text in pair):
+            pair = _as_pair(*hard[i], answer_key, allowance.skipped)
+            if pair:
                 pairs[i] = pair
 
         replies = self._ask(list(pairs.values()), allowance, share=1.0)
         for i, pair in pairs.items():
             verdicts[i] = bool(replies.get(pair))
 
-        return [bool(verdict) for verdict in verdicts]
+        return verdicts
 
     def _read(
         self, answers: Sequence[str], allowance: CpuAllowance, share: float
@@ -302,11 +313,7 @@ def _drop_long(answers: Sequence[str]) -> list[str]:
 
 def _decide(answer: str, gold: str) -> bool | None:
     """A verdict without math-verify; None if it takes that."""
-    gold_number = read_number(gold)
-    answer_number = read_number(answer)
-    if gold_number and not answer_number:
-        answer_number = read_abbreviated(answer)
-
+    answer_number, gold_number = _read_numbers(answer, gold)
     if answer_number and gold_number:
         return same_number(answer_number, gold_number)
 
@@ -318,7 +325,7 @@ def _decide(answer: str, gold: str) -> bool | None:
     if by_colons is not None:
         return by_colons
 
-    if is_hexadecimal(gold) or is_date(gold) or is_date(answer) or _other_units(answer, gold):
+    if _other_kinds(answer, gold):
         return False
 
     answer_words = words(answer)
@@ -330,6 +337,24 @@ def _decide(answer: str, gold: str) -> bool | None:
         return False
 
     return None
+
+
+def _read_numbers(answer: str, gold: str) -> tuple[Number | None, Number | None]:
+    """Both as plain numbers; the answer may abbreviate its own if the gold is one."""
+    answer_number = read_number(answer)
+    gold_number = read_number(gold)
+    if gold_number and not answer_number:
+        answer_number = read_abbreviated(answer)
+
+    return answer_number, gold_number
+
+
+def _other_kinds(answer: str, gold: str) -> bool:
+    """Whether they differ in what math-verify would overlook: a date, a base or a unit."""
+    if is_hexadecimal(gold) or is_date(gold) or is_date(answer):
+        return True
+
+    return _other_units(answer, gold)
 
 
 def _other_units(answer: str, gold: str) -> bool:
@@ -345,7 +370,7 @@ def _unit_of(answer: str) -> str:
     return number.unit if number else unit
 
 
-def _as_pair(answer: str, gold: str, answer_key: str) -> Request | None:
+def _as_pair(answer: str, gold: str, answer_key: str, skipped: set[Request]) -> Request | None:
     """What math-verify is asked to compare; None if nothing can come of it."""
     if read_number(gold) and letters(answer_key):
         return None
@@ -353,6 +378,8 @@ def _as_pair(answer: str, gold: str, answer_key: str) -> Request | None:
     answer_expression = _as_expression(answer)
     gold_expression = _as_expression(gold)
     if not answer_expression or not gold_expression:
+        return None
+    if skipped.intersection([(answer_expression,), (gold_expression,)]):
         return None
 
     return answer_expression, gold_expression
