@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mesotron.compare.search import Grid, Search, search
+from mesotron.compare.search import Grid, GridSearch, search
 
 Cell = dict[str, Any]
 Done = dict[str, Cell]
@@ -90,7 +90,7 @@ def plan(parts: tuple[str, ...], done: Done) -> Iterator[Cell]:
 # The search
 
 
-def search_of(arm: str, done: Done) -> Search:
+def search_of(arm: str, done: Done) -> GridSearch:
     made = ARMS[arm].grid
     assert made is not None
     known: dict[int, float | None] = {}

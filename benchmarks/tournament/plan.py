@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.tournament.tasks import TASKS
-from mesotron.compare.search import Grid, Search, search
+from mesotron.compare.search import Grid, GridSearch, search
 
 Cell = dict[str, Any]
 Done = dict[str, Cell]
@@ -80,7 +80,7 @@ def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
     return scores
 
 
-def search_of(tasks: Tasks, contender: str, done: Done) -> Search:
+def search_of(tasks: Tasks, contender: str, done: Done) -> GridSearch:
     return search(CONTENDERS[contender].grid, scores_of(tasks, contender, done))
 
 
@@ -126,7 +126,7 @@ def plan(
         yield from stable_cells(searches, tasks, done)
 
 
-def search_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
+def search_cells(searches: dict[str, GridSearch], tasks: Tasks) -> Iterator[Cell]:
     """The rates that the searches want, the first of each contender first."""
     longest = max(len(found.wanted) for found in searches.values())
     for place in range(longest):
@@ -138,7 +138,7 @@ def search_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
                     yield make("tuning", task, name, found.wanted[place], seed)
 
 
-def report_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
+def report_cells(searches: dict[str, GridSearch], tasks: Tasks) -> Iterator[Cell]:
     """Each contender at its best rate, on the reporting seeds."""
     for seed in REPORTING_SEEDS:
         for name, found in searches.items():
@@ -148,7 +148,7 @@ def report_cells(searches: dict[str, Search], tasks: Tasks) -> Iterator[Cell]:
                 yield make("reporting", task, name, found.best, seed)
 
 
-def stable_cells(searches: dict[str, Search], tasks: Tasks, done: Done) -> Iterator[Cell]:
+def stable_cells(searches: dict[str, GridSearch], tasks: Tasks, done: Done) -> Iterator[Cell]:
     """Rates above a grid, while everything below them is stable."""
     for above in range(1, ABOVE + 1):
         for name, found in searches.items():
