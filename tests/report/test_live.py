@@ -158,6 +158,9 @@ def test_a_missing_run_and_a_taken_port_are_one_error(server, going, tmp_path, c
     assert cli.main(["report", str(going.path), "--port", str(server.server_port)]) == 2
     assert "--port" in capsys.readouterr().err
 
+    assert cli.main(["report", str(going.path), "--port", "70000"]) == 2
+    assert "--port" in capsys.readouterr().err
+
     words = ["report", str(going.path), "--port", "0", "--out", str(tmp_path / "page.html")]
     assert cli.main(words) == 2
     assert "--out" in capsys.readouterr().err

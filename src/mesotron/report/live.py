@@ -76,8 +76,9 @@ class PageServer(ThreadingHTTPServer):
 
         try:
             super().__init__((LOOPBACK, port), PageHandler)
-        except OSError as error:
-            raise ValueError(f"--port {port}: {error.strerror}; 0 takes any free port") from error
+        except (OSError, OverflowError) as error:
+            reason = error.args[-1]
+            raise ValueError(f"--port {port}: {reason}; 0 takes any free port") from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away while it is answered is no error."""
