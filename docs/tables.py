@@ -11,6 +11,7 @@ from typing import Any
 
 from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
+from mesotron.watch import DETECTORS
 from mesotron.watch.find import by_rank
 
 PAGES = Path(__file__).parent
@@ -77,6 +78,15 @@ def formats() -> str:
     return table(["`--kind`", "what it reads"], rows)
 
 
+def detectors() -> str:
+    rows = []
+    for each in DETECTORS:
+        reads = ", ".join(f"`{metric}`" for metric in each.metrics)
+        rows.append([f"`{each.name}`", each.diagnosis, reads, each.source])
+
+    return table(["detector", "what has happened", "reads", "source"], rows)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -88,6 +98,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "objectives": objectives,
     "optimizers": optimizers,
     "formats": formats,
+    "detectors": detectors,
 }
 
 
