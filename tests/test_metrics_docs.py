@@ -1,5 +1,5 @@
-"""The documentation of numbers against the numbers: stats() and docs/api/metrics.md, lr units and
-state in docs/optimizers.md."""
+"""The documentation of numbers against the numbers: stats() and docs/api/metrics.md, lr units in
+docs/learning_rate.md, state in docs/optimizer_memory.md."""
 
 import re
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
     stats_of(optimizer)
     state = [t for key, t in optimizer.state[p].items() if key != "step"]
     found = sum(t.numel() * t.element_size() for t in state) / p.numel()
-    rows = {row[0]: row for row in table(DOCS / "optimizers.md", "state")}
+    rows = {row[0]: row for row in table(DOCS / "optimizer_memory.md", "state")}
     row = rows["muon_sgd" if rule == "sgd" else "muon, pion"]
     cell = row[column + (column == 2 and dtype == torch.bfloat16)]
     plain, *narrow = re.findall(r"\d+", re.sub("bfloat16", "", cell))
