@@ -549,6 +549,41 @@ def test_a_step_inside_a_device_context_is_the_same_step(name):
     assert ends[1][1] == ends[0][1]
 
 
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_step_inside_autocast_is_the_same_step(name, dtype):
+    """A loop may keep its whole body in one autocast context."""
+    ends = []
+    for enabled in (False, True):
+        model, optimizer = build(name, dtype=dtype)
+        for seed in range(2):
+            set_gradients(model, seed=seed)
+            with torch.autocast("cpu", torch.bfloat16, enabled):
+                optimizer.step()
+                stats = optimizer.stats()
+                assert torch.is_autocast_enabled("cpu") == enabled
+
+        ends.append((weights(model), stats))
+
+    assert_equal(ends[1][0], ends[0][0])
+    assert ends[1][1] == ends[0][1]
+
+
+def test_a_closure_computes_in_the_autocast_of_its_caller():
+    model, optimizer = build("muon")
+    dtypes = []
+
+    def closure() -> float:
+        set_gradients(model)
+        dtypes.append(model.wide(torch.ones(1, 24)).dtype)
+        return 0.0
+
+    with torch.autocast("cpu", torch.bfloat16):
+        optimizer.step(closure)
+
+    assert dtypes == [torch.bfloat16]
+
+
 def test_a_group_and_a_builder_take_the_auxiliary_rule():
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
     groups = [{"params": [params[0]], "aux": "sgd"}, {"params": [params[1]]}]

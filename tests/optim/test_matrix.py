@@ -206,3 +206,13 @@ def test_low_rank_keeps_as_many_of_equal_directions_and_no_rounding():
     assert apply_filter(INPUTS["rank_one"].float(), low_rank(128)).passed.item() == 1
     X = apply_filter(INPUTS["orthogonal"].clone(), low_rank(4)).X[0]
     close(torch.linalg.svdvals(X)[:5], torch.tensor([1.0] * 4 + [0]).double())
+
+
+@pytest.mark.parametrize("name", ["muon", "low_rank"])
+def test_autocast_does_not_round_the_products(name):
+    X = batch(6, 9).float()
+    alone = apply_filter(X.clone(), FILTERS[name]).X
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = apply_filter(X.clone(), FILTERS[name]).X
+
+    close(inside, alone, rtol=0, atol=0)

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mesotron.runs.process import local_index
 
 _SMALL_MODEL = 5_000_000  # weights; two threads made the tiny model three times slower
+_AUTOCAST_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 
@@ -65,6 +66,16 @@ def tensors_on_host() -> AbstractContextManager[object]:
         return nullcontext()
 
     return torch.device("cpu")
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """Products have the dtype of their tensors, whatever `torch.autocast` is around the call."""
+    stack = ExitStack()
+    for kind in _AUTOCAST_KINDS:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+
+    return stack
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

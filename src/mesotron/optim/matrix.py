@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mesotron.optim.device import without_autocast
 from mesotron.spectral import SYRK, Filter, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, aim
 
@@ -31,6 +32,11 @@ class Filtered(NamedTuple):
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
     """Filter each matrix of a batch; X is overwritten as work space. The result does not depend on
     the scale of a matrix (1e-30 to 1e30), and a zero matrix stays zero."""
+    with without_autocast():
+        return _filter(X, filter)
+
+
+def _filter(X: Tensor, filter: Filter) -> Filtered:
     norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)

@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim import triton
-from mesotron.optim.device import rounding_seed, tensors_on_host
+from mesotron.optim.device import rounding_seed, tensors_on_host, without_autocast
 from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
 from mesotron.optim.finite import on_host, report_finite
 from mesotron.optim.groups import (
@@ -216,7 +216,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             group["step"] += 1
 
         stats = StepStats()
-        with tensors_on_host():
+        with tensors_on_host(), without_autocast():
             if not self._kernels.try_replay(self.param_groups, self.state, stats):
                 self._step_all(stats)
 
@@ -274,7 +274,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         dead_blocks, cosine, skipped (formulas in docs/api/metrics.md). Waits for the device: call
         it when you log. Groups with a leash report `distance`, the largest spectral distance to
         the starting weights over their norm."""
-        with tensors_on_host():
+        with tensors_on_host(), without_autocast():
             return self._read_stats()
 
     def _read_stats(self) -> dict[str, float]:
