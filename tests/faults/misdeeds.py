@@ -111,6 +111,7 @@ CHANGES = {
     "closes descriptors": "os.close(1); os.close(2)",
     "changes the default dtype": "import torch; torch.set_default_dtype(torch.float64)",
     "changes the default device": "import torch; torch.set_default_device('meta')",
+    "leaves autocast open": "import torch; torch.autocast('cpu', torch.bfloat16).__enter__()",
     "leaves the working folder": "os.chdir('/')",
     "forks and returns": "os.fork()",
 }

@@ -51,6 +51,45 @@ def test_what_was_changed_is_set_back(tmp_path, monkeypatch, caplog):
     assert "the reward f changed torch's default dtype" in caplog.text
 
 
+def test_an_autocast_that_was_left_open_is_closed(caplog):
+    x = torch.ones(2, 2)
+    weights = torch.ones(2, 2, requires_grad=True)
+
+    with calling("the reward g"):
+        torch.autocast("cpu", torch.float16).__enter__()
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=False).__enter__()
+        torch.mm(x, weights)
+
+    assert torch.mm(x, x).dtype == torch.float32
+    assert torch.is_autocast_cache_enabled()
+    assert "the reward g changed torch's autocast" in caplog.text
+
+    # A count that stayed too high would keep the casts of weights after they have changed.
+    sums = []
+    for _ in range(2):
+        with torch.autocast("cpu"):
+            product = torch.mm(x, weights)
+            assert product.dtype == torch.bfloat16
+            sums.append(product.sum().item())
+
+        with torch.no_grad():
+            weights.mul_(3)
+
+    assert sums == [8.0, 24.0]
+
+
+def test_an_autocast_around_the_call_stays_open():
+    with torch.autocast("cpu", torch.bfloat16):
+        with calling("the reward g"):
+            torch.set_autocast_enabled("cpu", False)
+            torch.autocast("cpu", torch.float16).__enter__()
+
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_it_is_set_back_after_an_error_too():
     @calling("the reward f")
     def fail() -> None:

@@ -8,10 +8,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from mesotron.runs.own_code import AUTOCAST_DEVICES
 from mesotron.runs.process import local_index
 
 _SMALL_MODEL = 5_000_000  # weights; two threads made the tiny model three times slower
-_AUTOCAST_KINDS = ("cpu", "cuda", "mps", "xpu")  # of devices
 _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 
@@ -71,7 +71,7 @@ def tensors_on_host() -> AbstractContextManager[object]:
 def without_autocast() -> AbstractContextManager[object]:
     """Products have the dtype of their tensors, whatever `torch.autocast` is around the call."""
     stack = ExitStack()
-    for kind in _AUTOCAST_KINDS:
+    for kind in AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
 

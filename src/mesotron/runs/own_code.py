@@ -16,6 +16,7 @@ log = logging.getLogger("mesotron")
 # What ends a step of a run, but no interrupt. Rewards turn classes of their own into ValueErrors.
 FAILURES = (Exception, SystemExit, GeneratorExit, CancelledError)
 SHOWN = 1000  # characters of an error's text
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")  # folders of code that is no user's
 
 
@@ -123,7 +124,21 @@ def torch_defaults() -> dict[str, Any]:
         "default device": torch.get_default_device(),
         "gradient mode": torch.is_grad_enabled(),
         "number of threads": torch.get_num_threads(),
+        "autocast": autocast_state(torch),
     }
+
+
+def autocast_state(torch: Any) -> dict[str, Any]:
+    """Whether autocast is on, its dtype, and the number of contexts that are open."""
+    state: dict[str, Any] = {}
+    for device in AUTOCAST_DEVICES:
+        enabled = torch.is_autocast_enabled(device)
+        state[device] = enabled, torch.get_autocast_dtype(device)
+
+    torch.autocast_increment_nesting()  # nothing else reads it
+    state["open"] = torch.autocast_decrement_nesting()
+    state["cache"] = torch.is_autocast_cache_enabled()
+    return state
 
 
 def reset_torch(defaults: dict[str, Any]) -> list[str]:
@@ -139,8 +154,23 @@ def reset_torch(defaults: dict[str, Any]) -> list[str]:
     torch.set_default_dtype(defaults["default dtype"])
     torch.set_grad_enabled(defaults["gradient mode"])
     torch.set_num_threads(defaults["number of threads"])
+    reset_autocast(torch, defaults["autocast"], now["autocast"])
 
     return changed
+
+
+def reset_autocast(torch: Any, state: dict[str, Any], now: dict[str, Any]) -> None:
+    for device in AUTOCAST_DEVICES:
+        enabled, dtype = state[device]
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+    torch.set_autocast_cache_enabled(state["cache"])
+    for _ in range(now["open"] - state["open"]):
+        torch.autocast_decrement_nesting()
+
+    if not state["open"]:  # casts of weights that the next step changes
+        torch.clear_autocast_cache()
 
 
 # Errors
