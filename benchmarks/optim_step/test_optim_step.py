@@ -64,7 +64,7 @@ def test_bad_values_are_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("README.md", "cpu.json.gz"), ("h200.md", "h200.json.gz")]
+    ("name", "data"), [("details.md", "cpu.json.gz"), ("h200.md", "h200.json.gz")]
 )
 def test_pages_show_rows_of_the_results_beside_them(name, data):
     """Every row that a page shows is in the JSON, and Muon's of every model are shown."""
@@ -84,3 +84,24 @@ def test_pages_show_rows_of_the_results_beside_them(name, data):
 
     assert shown <= known
     assert len([row for row in shown if row[0] == "muon"]) >= 4
+
+
+def test_the_first_table_is_part_of_the_results():
+    """Rows of the page: model, optimizer, ms, over the floor, faster than torch's Muon."""
+    folder = Path(__file__).parent
+    known = set()
+    for model in read_json(folder / "cpu.json.gz")["models"]:
+        for row in model["rows"]:
+            optimizer, ms, _, floor, faster, *_ = step_row(row)
+            known.add((model["model"], optimizer, ms, floor, faster))
+
+    model = ""
+    shown = set()
+    for line in (folder / "README.md").read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| model"):
+            first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            model = first or model
+            shown.add((model, *cells))
+
+    assert len(shown) == 12
+    assert shown <= known
