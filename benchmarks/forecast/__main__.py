@@ -1,9 +1,9 @@
 """Fit the forecasts on one half of the runs and judge them on the other.
 
-python -m benchmarks.forecast ../shared/data/public_runs --write     minutes; writes the page's
+python -m benchmarks.forecast FOLDER --write     minutes; writes the page's
                               result.json.gz and the package's watch/forecast.json
-python -m benchmarks.forecast ../shared/data/public_runs --crossed   leaves each source out in turn
-python -m benchmarks.forecast ../shared/data/public_runs --scores    held-out scores alone
+python -m benchmarks.forecast FOLDER --crossed   leaves each source out in turn
+python -m benchmarks.forecast FOLDER --scores    held-out scores alone
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a forecast is asked, and what came: a run up to a share of its length, and its end.
 
-The rule is README.md's, which was written before the first forecast.
+The rule is details.md's, which was written before the first forecast.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The runs that forecasts are fitted on and judged by: public logs and our own, split by source.
 
-python -m benchmarks.forecast.runs ../shared/data/public_runs      counts of both halves
+python -m benchmarks.forecast.runs FOLDER      counts of both halves
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Do signs of drift make a collapse more predictable than the reward alone does?
 
-    python -m benchmarks.forecast.signs ../shared/data/public_runs
+    python -m benchmarks.forecast.signs FOLDER
 
 On the fitting half: every sixth of the sources is left out in turn, and the log loss of "collapse"
 on what was left out is compared between the terms of the package and those with more. Prints a
