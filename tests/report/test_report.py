@@ -159,6 +159,29 @@ def test_the_best_evaluation_is_marked(tmp_path):
     assert "checkpoint-10" in page_of(run.path).text
 
 
+def test_the_checkpoint_that_stands_for_the_run_is_marked_instead_of_the_highest(tmp_path):
+    rows = [make_row(k, 20, random.Random(k)) for k in range(1, 21)]
+    rows[4]["eval/greedy"] = 0.78
+    rows[9]["eval/greedy"] = 0.8
+
+    run = make_run(tmp_path / "a", rows=rows)
+    for step in (5, 10):
+        (run.path / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+
+    record = {"step": 5, "score": 0.78, "measure": "accuracy", "problems": 50, "evaluations": 2}
+    run.save("best", record)
+    page = page_of(run.path)
+    marks = [mark for mark in page.data["runs"][0]["marks"] if mark["severity"] == "best"]
+    assert [mark["step"] for mark in marks] == [5]
+    assert "held-out accuracy" in marks[0]["text"]
+    assert "0.78 at step 5" in page.text
+    assert "checkpoint-5" in page.text
+    assert "checkpoint-10" not in page.text
+
+    run.save("best", {"step": None, "evaluations": 2})  # nothing was kept
+    assert read_run(run.path).best.step == 10
+
+
 def test_a_comparison_says_of_each_run_what_its_own_page_says(tmp_path):
     runs = []
     for name, count in (("long", 60), ("dead", 60), ("short", 4)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.runs import RunFolder
+from mesotron.runs.best import read_record
 from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch.detectors import Action, Event, Evidence
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
@@ -63,6 +64,7 @@ class Run:
     routing: list[Row] = field(default_factory=list)
     spectra: list[Row] = field(default_factory=list)
     by_run: list[Row] = field(default_factory=list)  # where one folder trained several runs
+    chosen: Row | None = None  # best.json: the evaluation whose checkpoint is the run's model
 
     @property
     def kind(self) -> Kind:
@@ -120,7 +122,11 @@ class Run:
 
     @cached_property
     def best(self) -> Best | None:
-        """The best of several evaluations; None with fewer than two."""
+        """The evaluation that chose the run's model, else the highest of several, else None."""
+        if self.chosen is not None:
+            measure = f"held-out {self.chosen.get('measure', 'accuracy')}"
+            return self._best_at(self.chosen["step"], self.chosen["score"], measure)
+
         for metric, measure in HELD_OUT.items():
             column = self.columns.get(metric, [])
             scores = []
@@ -130,11 +136,14 @@ class Run:
 
             if len(scores) > 1:
                 value, negative = max(scores)  # the first of equal ones
-                name = f"checkpoint-{-negative}"
-                is_kept = (self.path / "checkpoints" / name).is_dir()
-                return Best(-negative, value, measure, name if is_kept else "")
+                return self._best_at(-negative, value, measure)
 
         return None
+
+    def _best_at(self, step: int, value: float, measure: str) -> Best:
+        name = f"checkpoint-{step}"
+        is_kept = (self.path / "checkpoints" / name).is_dir()
+        return Best(step, value, measure, name if is_kept else "")
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))
@@ -169,6 +178,7 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
         after=folder.load("after"),
         routing=(folder.load("routing") or {}).get("rows", []),
         by_run=[row for row in runs if is_number(row.get("run"))],
+        chosen=read_record(folder),
     )
 
 
