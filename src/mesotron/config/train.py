@@ -544,6 +544,9 @@ class TrainConfig(LanguageRunConfig):
         if self.objective.is_self_labeled:
             why = f"compares rewards, and {self.objective.name} rewards itself: give a number"
             self.refuse("lr_auto", why)
+        if self.steps_auto:
+            why = "measures how far a rate goes to the last step, which --steps auto leaves open"
+            self.refuse("lr_auto", f"{why}: give one of the two a number")
         if not self.optim.lr:
             self.refuse("lr_auto", "needs a rate above 0 to search around")
         if self.steps < LEAST_SEARCHED:
