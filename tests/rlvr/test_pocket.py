@@ -175,6 +175,17 @@ def test_the_record_reads_back_to_what_it_was():
         from_record(unknown)
 
 
+def test_an_unknown_error_is_null_in_the_record():
+    search = run_search(1e-3)
+    alone = compare(search.forks[0], replace(search.forks[1], steps=()))
+    assert math.isinf(alone.error)
+
+    choice = replace(search.choice, difference=alone)
+    undecided = replace(search, choice=choice)
+    text = json.dumps(to_record([undecided]), allow_nan=False)
+    assert from_record(json.loads(text)) == (undecided,)
+
+
 def test_reports_name_the_rate_that_was_found():
     search = run_search(1e-3)
     words = spell_rate(1e-4, to_record([search]))
@@ -195,7 +206,12 @@ def test_the_watch_judges_heats():
 
 
 def test_refusals_name_the_flag():
-    for words in ("--lr auto --steps 10", "--lr auto --objective.name vote", "--lr-auto --lr 0"):
+    for words in (
+        "--lr auto --steps 10",
+        "--lr auto --steps auto",
+        "--lr auto --objective.name vote",
+        "--lr-auto --lr 0",
+    ):
         with pytest.raises(ValueError, match="--lr-auto"):
             cli.parse(TrainConfig, words.split())
 

@@ -456,8 +456,17 @@ def judge(rows: Sequence[Mapping[str, Any]], past: Sequence[Mapping[str, Any]] =
 
 
 def to_record(searches: Sequence[Search]) -> dict[str, Any]:
-    """What pocket.json holds."""
-    return {"searches": [asdict(search) for search in searches], "spent": spent(searches)}
+    """What pocket.json holds; an error that is not known is null, since JSON has no infinity."""
+    records = []
+    for search in searches:
+        record = asdict(search)
+        difference = (record["choice"] or {}).get("difference")
+        if difference is not None and math.isinf(difference["error"]):
+            difference["error"] = None
+
+        records.append(record)
+
+    return {"searches": records, "spent": spent(searches)}
 
 
 def from_record(record: Mapping[str, Any]) -> tuple[Search, ...]:
@@ -478,6 +487,11 @@ def spell_rate(given: float, record: Mapping[str, Any] | None) -> str:
     return f"{choices[-1].rate:.3g} (found by --lr auto around {given:g})"
 
 
+def _read_difference(values: Mapping[str, Any]) -> Difference:
+    error = math.inf if values["error"] is None else values["error"]
+    return Difference(**{**values, "error": error})
+
+
 def _read_search(values: Mapping[str, Any]) -> Search:
     forks = []
     for each in values["forks"]:
@@ -491,7 +505,7 @@ def _read_search(values: Mapping[str, Any]) -> Search:
         known = {
             **choice,
             "admitted": tuple(choice["admitted"]),
-            "difference": Difference(**difference) if difference else None,
+            "difference": _read_difference(difference) if difference else None,
         }
         choice = Choice(**known)
         if choice.factor not in {fork.factor for fork in forks}:
