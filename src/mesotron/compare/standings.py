@@ -65,12 +65,15 @@ def _standing(record: Tournament, name: str, search: GridSearch, rate: float) ->
     row.score = interval.value
     row.low = interval.low
     row.high = interval.high
-
-    row.seconds = fmean(cell.seconds or 0.0 for cell in scored)
-    row.tokens = fmean(cell.tokens or 0.0 for cell in scored)
-    row.threshold_seconds = _median_threshold(scored)
+    _add_costs(row, scored)
 
     return row
+
+
+def _add_costs(row: Standing, cells: Sequence[Cell]) -> None:
+    row.seconds = fmean(cell.seconds or 0.0 for cell in cells)
+    row.tokens = fmean(cell.tokens or 0.0 for cell in cells)
+    row.threshold_seconds = _median_threshold(cells)
 
 
 def _median_threshold(cells: Sequence[Cell]) -> float | None:

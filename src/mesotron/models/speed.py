@@ -28,8 +28,7 @@ def choose_speed(
         vllm = "colocate" if usable else "off"
 
     if fast is None:
-        alone = num_processes() == 1 and vllm == "off" and config.model.load == "full"
-        fast = on_gpu and alone and is_small
+        fast = on_gpu and is_small and can_sample_fast(config, vllm)
 
     if fused is None:
         fused = config.steps >= FUSED_FROM
@@ -37,3 +36,7 @@ def choose_speed(
     rollout = replace(config.rollout, fast=fast, vllm=vllm)
     optim = replace(config.optim, fused=fused)
     return replace(config, rollout=rollout, optim=optim)
+
+
+def can_sample_fast(config: TrainConfig, vllm: str) -> bool:
+    return num_processes() == 1 and vllm == "off" and config.model.load == "full"

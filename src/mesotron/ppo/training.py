@@ -200,10 +200,8 @@ def train(session: SnakeSession, stop: StopRequest) -> tuple[TrainState, int]:
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
     jax.block_until_ready(states.update)
     session.view.say(f"compiled in {time.perf_counter() - before:.0f} s")
-    rows = folder.rows("metrics")
-    session.view.start_at(done, rows)  # the time left excludes the compilation
 
-    began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
+    began = start_clock(session, done)
     while done < config.num_updates and not stop.requested and session.guard.stopped_by is None:
         stop.announce()
         count = next_chunk(config, done)
@@ -222,14 +220,26 @@ def train(session: SnakeSession, stop: StopRequest) -> tuple[TrainState, int]:
 
         done += count
         is_last = done == config.num_updates
-        if config.eval_freq and done % config.eval_freq == 0 and not is_last:
+        if is_due(config.eval_freq, done) and not is_last:
             write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
 
         ends = is_last or stop.requested or session.guard.stopped_by
-        if ends or (config.save_freq and done % config.save_freq == 0):
+        if ends or is_due(config.save_freq, done):
             program.save_states(folder.checkpoints, done, states)
 
     return states, done
+
+
+def start_clock(session: SnakeSession, done: int) -> float:
+    """When the run would have begun without breaks; the time left excludes the compilation."""
+    rows = session.folder.rows("metrics")
+    session.view.start_at(done, rows)
+    seconds = rows[-1]["time/seconds"] if rows else 0.0
+    return time.perf_counter() - seconds
+
+
+def is_due(every: int, done: int) -> bool:
+    return every > 0 and done % every == 0
 
 
 def restore(session: SnakeSession, states: TrainState) -> tuple[TrainState, int]:

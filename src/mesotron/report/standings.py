@@ -147,13 +147,9 @@ def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
     if not cells:
         return Entry("")
 
-    states = {cell["state"] for cell in cells}
-    if "failed" in states:
-        return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
-    if "running" in states:
-        return Entry("…", "running")
-    if "waiting" in states:
-        return Entry("·", "waiting")
+    unscored = _unscored_entry(cells)
+    if unscored is not None:
+        return unscored
 
     worst = max(cells, key=lambda cell: list(SIGNS).index(cell["verdict"] or "healthy"))
     verdict = worst["verdict"] or "healthy"
@@ -166,6 +162,19 @@ def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
         state = "best" if chosen else ""
 
     return Entry(f"{mean}{star}{SIGNS[verdict]}", state, worst["story"])
+
+
+def _unscored_entry(cells: Sequence[Row]) -> Entry | None:
+    """A sign in place of the score, if a cell failed or has not ended."""
+    states = {cell["state"] for cell in cells}
+    if "failed" in states:
+        return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
+    if "running" in states:
+        return Entry("…", "running")
+    if "waiting" in states:
+        return Entry("·", "waiting")
+
+    return None
 
 
 def speed(record: Row) -> Table | None:

@@ -174,8 +174,7 @@ def interval_scale(record: Row) -> IntervalScale:
 
 def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
     """Curves of the final cells in their contender's color; of the search cells before that."""
-    cells = [one for one in tables.final_cells(record) if one["run"]]
-    cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
+    cells = started_cells(record)
     runs: list[Run] = []
 
     styles: list[int] = []
@@ -204,6 +203,12 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
     note = f"One line per {cells[0]['stage']} cell; a contender's seeds share color and dash."
 
     return [text(note), page.frames(charts)]
+
+
+def started_cells(record: Row) -> list[Row]:
+    """The final cells that have a run; before there are any, those of the search."""
+    finals = [one for one in tables.final_cells(record) if one["run"]]
+    return finals or [c for c in record["cells"] if c["run"] and c["stage"] == "search"]
 
 
 def rate_chart(record: Row, names: Sequence[str]) -> Chart:

@@ -162,17 +162,24 @@ def check_cheats(result: CheckResult, call: TimedReward, problems: Sequence[Prob
         explain_equal_rewards(result, call, problems[0])
         return
 
-    worst = min(means.values())
-    full = max(means.values()) if result.gold is None else result.gold
-    for cheat in tried:
-        mean = means[cheat.name]
-        share = (mean - worst) / (full - worst) if full > worst else 1.0
-        result.earned[cheat.name] = (mean, share)
-
+    result.earned |= shares_earned(means, result.gold)
     if has_gold:
         result.findings += describe_cheats(tried, result.earned)
     elif means["very long"] > max(means["empty"], means["copied prompt"]):
         result.findings.append("length earns (very long beats the other texts)")
+
+
+def shares_earned(means: dict[str, float], gold: float | None) -> dict[str, tuple[float, float]]:
+    """Each mean, and its share of the way from the lowest to the gold answer's, or the highest."""
+    worst = min(means.values())
+    full = max(means.values()) if gold is None else gold
+
+    earned = {}
+    for name, mean in means.items():
+        share = (mean - worst) / (full - worst) if full > worst else 1.0
+        earned[name] = (mean, share)
+
+    return earned
 
 
 def explain_equal_rewards(result: CheckResult, call: TimedReward, problem: Problem) -> None:

@@ -301,21 +301,7 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
         view.notes[measure_of(before)] = f"{start['value']:.3f} before"
 
     if start is not None and config.eval_every:
-        scorer = HeldOutScorer(session, view)
-        if config.final == "best":
-            trainer.best = trainer.best or BestCheckpoint()
-
-        evaluates = EvalEvery(
-            config.eval_every,
-            trainer,
-            scorer.score,
-            start["value"],
-            before["problems"],
-            "eval/reward" if is_by_reward(before) else "eval/greedy",
-            session.run,
-        )
-        evaluates.chooses = not session.is_fork
-        callbacks.append(evaluates)
+        callbacks.append(make_evaluation(session, before, start["value"], view))
 
     if config.watch.forgetting_every:
         text = read_text(config.watch.forgetting_file)
@@ -337,6 +323,25 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
         # First of all callbacks: the trainer's own times the optimizer from here.
         probe = SnrProbe(config.watch.snr_every, trainer)
         trainer.callback_handler.callbacks.insert(0, probe)
+
+
+def make_evaluation(session: Session, before: Row, start: float, view: LiveView) -> EvalEvery:
+    config = session.parts.config
+    trainer = session.trainer
+    if config.final == "best":
+        trainer.best = trainer.best or BestCheckpoint()
+
+    evaluates = EvalEvery(
+        config.eval_every,
+        trainer,
+        HeldOutScorer(session, view).score,
+        start,
+        before["problems"],
+        "eval/reward" if is_by_reward(before) else "eval/greedy",
+        session.run,
+    )
+    evaluates.chooses = not session.is_fork
+    return evaluates
 
 
 class HeldOutScorer:

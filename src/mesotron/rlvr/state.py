@@ -57,15 +57,7 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return tree
 
     if isinstance(tree, dict):
-        items = []
-        for key, item in tree.items():
-            items.append((key, take_tensors_out(item, f"{path}.{key}", tensors)))
-
-        has_names = all(isinstance(key, str) for key in tree)
-        if has_names:
-            return dict(items)
-
-        return {PAIRS: [list(item) for item in items]}
+        return take_out_of_dict(tree, path, tensors)
 
     if type(tree) in (list, tuple):
         items = [take_tensors_out(item, f"{path}.{k}", tensors) for k, item in enumerate(tree)]
@@ -75,6 +67,18 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {TUPLE: items}
 
     raise ValueError(f"{path} is a {type(tree).__name__}; checkpoints hold plain values, tensors")
+
+
+def take_out_of_dict(tree: dict[Any, Any], path: str, tensors: dict[str, Tensor]) -> Any:
+    items = []
+    for key, item in tree.items():
+        items.append((key, take_tensors_out(item, f"{path}.{key}", tensors)))
+
+    has_names = all(isinstance(key, str) for key in tree)
+    if has_names:
+        return dict(items)
+
+    return {PAIRS: [list(item) for item in items]}
 
 
 def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:

@@ -74,7 +74,7 @@ def run(config: ExportConfig) -> int:
     else:
         write_weights(subject, config.dtype, out)
 
-    title = config.push or (config.out or run.path).resolve().name
+    title = config.push or local_name(config, run)
     write_whole(out / "README.md", model_card(run, title, whole, subject.chosen))
     print(f"model: {out}; load with {load_line(str(out), whole)}")
 
@@ -84,6 +84,11 @@ def run(config: ExportConfig) -> int:
         push(config.push, out)
 
     return 0
+
+
+def local_name(config: ExportConfig, run: RunFolder) -> str:
+    folder = config.out or run.path
+    return folder.resolve().name
 
 
 def write_weights(subject: Subject, dtype: str, out: Path) -> None:

@@ -198,6 +198,20 @@ def _continued_log(folder: Path, formats: Formats) -> LogSource | None:
     if jsonl not in formats:
         return None
 
+    files = _numbered_files(folder)
+    if not 2 <= len(files) <= MAX_PARTS:
+        return None
+
+    first_steps = [_first_step(file) for file in files]
+    for earlier, later in pairwise(first_steps):
+        if earlier is None or later is None or later <= earlier:
+            return None
+
+    return LogSource(JSONL, files)
+
+
+def _numbered_files(folder: Path) -> list[Path]:
+    """The JSONL files of a folder in the order of their numbers; none if names differ in more."""
     numbered: list[tuple[int, Path]] = []
     stems: set[tuple[str, str]] = set()
     for entry in islice(folder.iterdir(), MAX_ENTRIES):
@@ -206,21 +220,15 @@ def _continued_log(folder: Path, formats: Formats) -> LogSource | None:
 
         named = NUMBERED.fullmatch(entry.name)
         if named is None or not entry.is_file() or entry.is_symlink():
-            return None
+            return []
 
         numbered.append((int(named["number"]), entry))
         stems.add((named["before"], named["after"]))
 
-    if len(stems) != 1 or not 2 <= len(numbered) <= MAX_PARTS:
-        return None
+    if len(stems) != 1:
+        return []
 
-    files = [file for _, file in sorted(numbered)]
-    first_steps = [_first_step(file) for file in files]
-    for earlier, later in pairwise(first_steps):
-        if earlier is None or later is None or later <= earlier:
-            return None
-
-    return LogSource(JSONL, files)
+    return [file for _, file in sorted(numbered)]
 
 
 def _first_step(file: Path) -> float | None:

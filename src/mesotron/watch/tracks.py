@@ -483,7 +483,10 @@ class Symptom:
         if self.moved == "still":
             return self._is_still(window, reference)
 
-        noise *= self.noise_share
+        return self._has_moved(window, reference, noise * self.noise_share)
+
+    def _has_moved(self, window: TrackWindow, reference: float, noise: float) -> bool:
+        """Whether the window differs from the reference in the way of `moved`."""
         if self.moved == "not_up":
             return self._is_not_up(window, reference, noise)
         if self.moved == "down":

@@ -300,12 +300,7 @@ class Replay(torch.autograd.Function):
 
 def recording_obstacle(model: Any) -> str | None:
     settings = model.config.get_text_config().to_dict()
-    drops = []
-    for m in model.modules():
-        if isinstance(m, nn.Dropout) and m.p > 0:
-            drops.append(m.p)
-
-    drops += [x for name, x in settings.items() if name.endswith(("dropout", "pdrop")) and x]
+    drops = _dropouts(model, settings)
     if drops:
         return f"it has dropout {drops[0]}"
 
@@ -320,3 +315,13 @@ def recording_obstacle(model: Any) -> str | None:
             return f"its config has {name} = {settings[name]}"
 
     return None
+
+
+def _dropouts(model: nn.Module, settings: dict[str, Any]) -> list[float]:
+    """Probabilities above 0, of modules and in the config."""
+    drops = [m.p for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+    for name, probability in settings.items():
+        if name.endswith(("dropout", "pdrop")) and probability:
+            drops.append(probability)
+
+    return drops
