@@ -4,7 +4,7 @@
         -- mesotron train arith_collapse --guard rollback --seed 401
 
 The command runs in a terminal of its own. What it shows is kept each time that it changes, waits
-are shortened, and the last picture stays. Needs the extra `dev` (pyte, Pillow, Matplotlib's font).
+are shortened, and the last picture stays. Needs `pip install pyte`, Pillow and Matplotlib's font.
 """
 
 import argparse
@@ -56,6 +56,35 @@ class Moment:
     rows: tuple[tuple[pyte.screens.Char, ...], ...]
 
 
+class WrappedScreen(pyte.Screen):
+    """A screen whose long lines break between words."""
+
+    def draw(self, data: str) -> None:
+        for char in data:
+            if self.cursor.x == self.columns and char != " ":
+                self._carry_word()
+
+            super().draw(char)
+
+    def _carry_word(self) -> None:
+        """Move the word that ends at the edge to a new line."""
+        row = self.buffer[self.cursor.y]
+        start = self.columns
+        while start > 0 and row[start - 1].data != " ":
+            start -= 1
+
+        if start == 0:  # one word fills the line
+            return
+
+        word = [row.pop(x) for x in range(start, self.columns)]
+        self.carriage_return()
+        self.linefeed()
+        for x, char in enumerate(word):
+            self.buffer[self.cursor.y][x] = char
+
+        self.cursor.x = len(word)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path)
@@ -89,7 +118,7 @@ def record(command: list[str]) -> tuple[list[Moment], int]:
         os.execvpe(command[0], command, environment)
 
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    screen = pyte.Screen(COLUMNS, ROWS)
+    screen = WrappedScreen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     stream.feed(f"\x1b[1m$ {' '.join(command)}\x1b[0m\r\n".encode())
     moments = [take(screen, 0.0)]
