@@ -4,11 +4,13 @@ import json
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from mesotron import cli
 from mesotron.config import OptimConfig, TrainConfig
+from mesotron.rlvr.heats import decide
 from mesotron.rlvr.pocket import (
     COST,
     FIRST,
@@ -28,6 +30,7 @@ from mesotron.rlvr.pocket import (
     spent,
     to_record,
 )
+from mesotron.runs import RunFolder
 
 STEPS = 40
 PROMPTS = 64
@@ -149,6 +152,19 @@ def test_a_later_look_doubles_only_what_was_previewed():
 
     far = look(0.1, best=0.005, noise=0.01)
     assert look_again(far.forks, reach=0.02).factor == 1
+
+
+@pytest.mark.parametrize(("earlier", "factor"), [([1e-3], 2), ([1e-3, 1e-6], 2), ([1e-6], 1)])
+def test_a_later_look_knows_how_far_the_forks_of_earlier_ones_went(tmp_path, earlier, factor):
+    searches = [run_search(recipe) for recipe in earlier]
+    present = look(0.02, best=0.005, noise=0.01)
+
+    with RunFolder.create(tmp_path / "run", {}, {}) as run:
+        for step in range(1, present.step + 1):
+            run.append("metrics", {"step": step, "learning_rate": 1e-3})
+
+        course = SimpleNamespace(run=run)
+        assert decide(course, present, searches).factor == factor
 
 
 def test_a_later_look_halves_a_rate_that_drifts():
