@@ -107,6 +107,7 @@ def test_the_run_is_a_plain_run_at_the_chosen_rates(run, searched):
     for mine, theirs in zip(rows(searched)[:until], rows(Path("plain")), strict=False):
         assert mine == theirs
     if until == 40:
+        assert RunFolder(searched).load("best") == RunFolder(Path("plain")).load("best")
         assert same(last_weights(searched), last_weights(Path("plain")))
 
 

@@ -358,8 +358,6 @@ class EvalEvery(TrainerCallback):
     An evaluation that fails stops the run once its step is saved. A resumed run makes it first.
     """
 
-    chooses = True  # the best checkpoint; a fork leaves that to the run
-
     def __init__(
         self,
         every: int,
@@ -423,11 +421,11 @@ class EvalEvery(TrainerCallback):
 
     def _is_best(self, evaluated: HeldOut) -> bool:
         """Whether its checkpoint is to be kept: in all processes what the first one says."""
-        best = self.trainer.best if self.chooses else None
+        best = self.trainer.best
         return best is not None and best.observe(broadcast(evaluated))
 
     def _record_best(self, state: Any) -> None:
-        best = self.trainer.best if self.chooses else None
+        best = self.trainer.best
         if best is not None and self.run is not None and state.is_world_process_zero:
             self.run.save(BEST, best.record())
 

@@ -331,7 +331,7 @@ def make_evaluation(session: Session, before: Row, start: float, view: LiveView)
     if config.final == "best":
         trainer.best = trainer.best or BestCheckpoint()
 
-    evaluates = EvalEvery(
+    return EvalEvery(
         config.eval_every,
         trainer,
         HeldOutScorer(session, view).score,
@@ -340,8 +340,6 @@ def make_evaluation(session: Session, before: Row, start: float, view: LiveView)
         "eval/reward" if is_by_reward(before) else "eval/greedy",
         session.run,
     )
-    evaluates.chooses = not session.is_fork
-    return evaluates
 
 
 class HeldOutScorer:
