@@ -16,6 +16,7 @@ from mesotron import cli
 from mesotron.rlvr import callbacks, heats, pocket
 from mesotron.rlvr.session import Session
 from mesotron.runs import RunFolder, checkpoints
+from mesotron.watch.budget import Budget
 from mesotron.watch.forecast import Interval, Limit, forecast
 from support.rlvr_tiny import same, save_arith_model
 
@@ -172,6 +173,30 @@ def test_a_verdict_at_the_step_of_a_look_ends_the_run(run, monkeypatch, capsys):
     folder = RunFolder(Path("hopeless"))
     assert folder.rows("metrics")[-1]["step"] == 10
     assert [each.step for each in pocket.from_record(folder.load("pocket"))] == [0]
+
+
+def test_a_limit_between_two_heats_stops_the_run(run, monkeypatch, capsys):
+    starts: list[Budget] = []
+    start = Budget.start
+
+    def count(self: Budget) -> None:
+        starts.append(self)
+        start(self)
+
+    def refuse(*_: Any, **__: Any) -> str | None:
+        return "no time is left" if len(starts) == 2 else None
+
+    monkeypatch.setattr(Budget, "start", count)
+    monkeypatch.setattr(Budget, "refusal", refuse)
+
+    assert run("--lr auto --out limited") == 0
+    assert "no time is left" in capsys.readouterr().out
+    newest, damaged = checkpoints.newest_whole(Path("limited/checkpoints"))
+    assert newest is not None
+    assert (newest.step, damaged) == (0, [])
+
+    (search,) = pocket.from_record(RunFolder(Path("limited")).load("pocket"))
+    assert [fork.factor for fork in search.forks] == [1.0]
 
 
 @pytest.mark.parametrize("part", ["watch", "spending", "verdict"])

@@ -266,6 +266,10 @@ class GracefulStop(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+class NotContinued(BaseException):
+    """Ends a training before its first step: a limit does not allow it."""
+
+
 class Spending(TrainerCallback):
     """Logs time and cost in each row and stops training before a limit is crossed."""
 
@@ -279,10 +283,18 @@ class Spending(TrainerCallback):
         self.stopped_by: str | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # After other steps of this session: heats of a search.
+        continues = self.budget.is_training and self.trainer.resumed_from is not None
         self.budget.start()
+
         reason = broadcast(self._refusal(state))
-        if reason is not None:
+        if reason is None:
+            return
+        if not continues:
             raise ValueError(f"{reason}: raise it and resume")
+
+        self.stopped_by = reason
+        raise NotContinued
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         budget = self.budget

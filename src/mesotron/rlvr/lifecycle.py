@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
 from mesotron.optim.device import name_device
-from mesotron.rlvr.callbacks import GiveUpAtLimit
+from mesotron.rlvr.callbacks import GiveUpAtLimit, NotContinued
 from mesotron.runs import RunFolder, process
 from mesotron.runs.checkpoints import newest_whole, prune
 from mesotron.runs.console import LiveView, print_line
@@ -158,6 +158,8 @@ def fit(trainer: Any, plan: Plan[Any], budget: Budget) -> str | None:
     with deadline.during(can_give_up, leave):
         try:
             trainer.train(str(checkpoint.path) if checkpoint else None)
+        except NotContinued:  # all is saved
+            deadline.obey()
         except LimitReached:
             deadline.obey()
             if trainer.state.global_step == 0:
