@@ -81,6 +81,16 @@ def test_a_run_ends_by_itself_and_reports(run, plateau, monkeypatch, capsys):
     assert checkpoints("a") == {2, 4, 5}
 
 
+def test_a_run_that_ended_by_itself_trains_on_to_a_given_step(run, plateau, monkeypatch):
+    plant(monkeypatch, DONE_AT_5 | dict.fromkeys((6, 7, 8), 3))
+    assert run(f"--out a {AUTO}") == 0
+    assert run("--resume a --steps 8") == 0
+
+    folder = RunFolder(Path("a"))
+    assert folder.result["steps"] == folder.config["steps"] == 8
+    assert folder.config["steps_auto"] is False
+
+
 @pytest.mark.parametrize("words", ["", "--average 0.5"])
 @pytest.mark.parametrize("place", ["before the checkpoint", "before the report"])
 def test_killed_around_its_end_ends_there_all_the_same(

@@ -182,7 +182,11 @@ def with_price(config: Limited) -> tuple[Limited, list[str]]:
 
 def resume_plan(config: Limited) -> Plan[Limited]:
     instead = "start a new run (from its weights: --model CHECKPOINT)"
-    plan = plan_resume(config, "mesotron eval", instead)
+    plan: Plan[Any] = plan_resume(config, "mesotron eval", instead)
+    if plan.is_longer and isinstance(config, TrainConfig):
+        # It trains on to the step that was given; `extend` says so to later sessions.
+        plan = replace(plan, config=replace(plan.config, steps_auto=False))
+
     if config.gpu is not None and config.price is None:
         # The run's old price was for another machine.
         return replace(plan, config=replace(plan.config, price=None))

@@ -209,8 +209,13 @@ class RunFolder:
             end_copy(self._owner)
 
     def extend(self, steps: int) -> None:
-        """Make a run longer than it was planned; one that has finished has not any more."""
-        self.save("config", {**self.config, "steps": steps})
+        """Make a run longer than it was planned, or than where it ended by itself; one that has
+        finished has not any more."""
+        config = {**self.config, "steps": steps}
+        if "steps_auto" in config:
+            config["steps_auto"] = False
+
+        self.save("config", config)
         for name in ("result", "after"):
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
