@@ -100,6 +100,15 @@ def test_negative_rewards():
     assert given.reward.low < given.reward.value < given.reward.high
 
 
+@pytest.mark.parametrize(("level", "is_bounded"), [(0.97, True), (0.6, False), (1.07, False)])
+def test_rewards_near_1_end_at_1_at_most(level, is_bounded):
+    rows = [{"step": k, "reward": level + 0.01 * (-1) ** k} for k in range(20)]
+    end = forecast(rows, steps=200).reward
+
+    assert end.low <= end.value <= end.high
+    assert (end.high <= 1) == is_bounded
+
+
 # What is not known
 
 

@@ -36,6 +36,9 @@ LEAST_GAIN = 0.05
 STANDARD_ERRORS = 2.0
 # Of a reward that has left 0 to 1, what is left to gain is not known.
 UNKNOWN_ROOM = 0.3
+# Rewards that have been this high and never left 0 to 1 end at 1 at most; of lower ones some leave it
+# later.
+NEAR_TOP = 0.9
 # A run is hopeless with at most this chance to learn, and a lasting cause or this chance of a
 # collapse.
 LEAST_CHANCE = 0.1
@@ -291,6 +294,7 @@ class Present:
         low: the reward that counts as 0.
         scale: the reward's range.
         floor: the least reward that the end can have, in these units; -inf if not known.
+        ceiling: the largest; inf if not known.
         level: mean of the last third.
         noise: standard deviation of one reward.
         error: standard error of the difference of two levels.
@@ -306,6 +310,7 @@ class Present:
     low: float
     scale: float
     floor: float
+    ceiling: float
     level: float
     noise: float
     error: float
@@ -323,9 +328,12 @@ class Present:
 
     def to_reward(self, gain: Interval) -> Interval:
         """The reward after a gain."""
-        ends = [max(self.level + x, self.floor) for x in (gain.value, gain.low, gain.high)]
-        value, low, high = [self.low + self.scale * x for x in ends]
-        return Interval(value=value, low=low, high=high)
+        ends = []
+        for x in (gain.value, gain.low, gain.high):
+            end = min(max(self.level + x, self.floor), self.ceiling)
+            ends.append(self.low + self.scale * end)
+
+        return Interval(value=ends[0], low=ends[1], high=ends[2])
 
 
 def reward_range(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -347,6 +355,7 @@ def level_width(count: int) -> int:
 def see(rewards: NDArray[np.float64], horizon: float) -> Present:
     """Level, trend and noise of the rewards so far (at least four)."""
     low, scale = reward_range(rewards)
+    is_bounded = (low, scale) == (0.0, 1.0)
     values = (rewards - low) / scale
     count = len(values)
     width = level_width(count)
@@ -368,6 +377,7 @@ def see(rewards: NDArray[np.float64], horizon: float) -> Present:
         low=low,
         scale=scale,
         floor=-low / scale if rewards.min() >= 0 else -math.inf,
+        ceiling=1.0 if is_bounded and rewards.max() >= NEAR_TOP else math.inf,
         level=level,
         noise=noise,
         error=noise * math.sqrt(2 / width),
@@ -376,7 +386,7 @@ def see(rewards: NDArray[np.float64], horizon: float) -> Present:
         down=math.tanh(max(-whole, 0.0) / 4),
         recent_up=math.tanh(max(recent, 0.0) / 3),
         recent_down=math.tanh(max(-recent, 0.0) / 3),
-        room=1 - level if (low, scale) == (0.0, 1.0) else UNKNOWN_ROOM,
+        room=1 - level if is_bounded else UNKNOWN_ROOM,
         fallen=min((best - level) / max(best, LEAST_GAIN), 1.0),
     )
 
