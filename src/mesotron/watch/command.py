@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -31,7 +31,6 @@ from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_d
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
 from mesotron.watch.engine import Monitor, merge_history
 from mesotron.watch.find import find_runs
-from mesotron.watch.forecast import Forecast, forecast
 from mesotron.watch.log import Log, Stream, read_log
 from mesotron.watch.metrics import (
     Names,
@@ -43,6 +42,9 @@ from mesotron.watch.metrics import (
     sources,
     suggest_names,
 )
+
+if TYPE_CHECKING:
+    from mesotron.watch.forecast import Forecast
 
 SCHEMA = "mesotron.watch/1"
 STYLES = {
@@ -143,7 +145,7 @@ class WatchResult:
     diagnosis: Diagnosis
     names: set[str]  # in the log, ours added
     samples: tuple[dict[str, Any], ...] = ()  # that show how a reward was hacked
-    forecast: Forecast | None = None  # with --forecast
+    forecast: "Forecast | None" = None  # with --forecast
 
     def record(self) -> dict[str, Any]:
         """The JSON of --json and --out: docs/AGENTS.md describes it."""
@@ -223,10 +225,12 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
     return WatchResult(log, diagnosis, names.seen, samples, given)
 
 
-def forecast_of(config: WatchConfig, log: Log, watcher: "Watcher") -> Forecast | None:
+def forecast_of(config: WatchConfig, log: Log, watcher: "Watcher") -> "Forecast | None":
     """How the run will end; None unless that is asked for."""
     if not config.forecast:
         return None
+
+    from mesotron.watch.forecast import forecast  # imports NumPy
 
     steps = config.steps or log.planned_steps
     return forecast(watcher.monitor.rows, steps, config.price)
