@@ -61,7 +61,7 @@ FRAMEWORKS: dict[str, dict[str, str]] = {
     "verl": {
         "critic/score/mean": "reward",
         "critic/rewards/mean": "",
-        "critic/score/max": "",
+        "critic/score/max": "reward_max",
         "response_length/mean": "length",
         "response_length/clip_ratio": "truncated",
         "actor/entropy": "entropy",
@@ -472,7 +472,7 @@ def test_steps_within_epochs_are_added_up(tmp_path):
         ("zero_signal", "frac_zero_std|zero_advantage_ratio|groups/zero_variance_frac"),
         (
             "",
-            "reward_max|rewards/x/std|reward_weight|kl_coef|entropy_coef|prompt_length_max|"
+            "rewards/x/std|reward_weight|kl_coef|entropy_coef|prompt_length_max|"
             "critic/loss|value_loss|eval_runtime|eval_loss|eval/response_length|total_tokens|val/acc/std@32|"
             "train_steps_per_second|loss_scale|clip_ratio/high_max|best_reward|lr_critic",
         ),
