@@ -36,8 +36,8 @@ LEAST_GAIN = 0.05
 STANDARD_ERRORS = 2.0
 # Of a reward that has left 0 to 1, what is left to gain is not known.
 UNKNOWN_ROOM = 0.3
-# Rewards that have been this high and never left 0 to 1 end at 1 at most; of lower ones some leave it
-# later.
+# Rewards that have been this high and never left 0 to 1 end at 1 at most; of lower ones some
+# leave it later.
 NEAR_TOP = 0.9
 # A run is hopeless with at most this chance to learn, and a lasting cause or this chance of a
 # collapse.
