@@ -6,7 +6,7 @@ TRL plays the episodes of training; `Toolbox.play` plays those of the evaluation
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import getmembers, isfunction
+from inspect import getmembers, isfunction, signature
 from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
@@ -84,7 +84,12 @@ class ChatText:
         """The message of a completion, with its calls."""
         end = [] if completion.truncated else [self.tokenizer.eos_token_id]
         ids = [*completion.ids, *end]
-        return templates.parse_response(self.tokenizer, ids, prefix=prompt, tools=tools)
+
+        # TRL 1.15 has no argument for them.
+        known = signature(templates.parse_response).parameters
+        described: dict[str, Any] = {"tools": tools} if "tools" in known else {}
+
+        return templates.parse_response(self.tokenizer, ids, prefix=prompt, **described)
 
 
 @dataclass(frozen=True)
