@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from mesotron.models import gguf_header
 from mesotron.models.gguf import convert_gguf, tie_if_same
-from mesotron.models.gguf_header import read_header
+from mesotron.models.gguf_header import ADD_BOS, read_header, read_setting
 from mesotron.rlvr.plan.shapes import find_shape
+from mesotron.tasks.prompts import plain_text, render
 
 HIDDEN = 64
 VOCABULARY = 260
@@ -31,7 +32,7 @@ def byte_tokens() -> list[str]:
     return [characters[byte] for byte in range(256)] + ["ab", "</s>", "<pad>", "<s>"]
 
 
-def write_gguf(path: Path, head: str) -> dict[str, np.ndarray]:
+def write_gguf(path: Path, head: str, adds_bos: bool = False) -> dict[str, np.ndarray]:
     """A Qwen2 of one layer; `head` is none, same (as the embedding) or own. Returns what the file
     holds, dequantized by the gguf package."""
     writer = library.GGUFWriter(path, "qwen2")
@@ -50,6 +51,8 @@ def write_gguf(path: Path, head: str) -> dict[str, np.ndarray]:
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(257)
     writer.add_pad_token_id(258)
+    writer.add_bos_token_id(259)
+    writer.add_add_bos_token(adds_bos)
 
     rng = np.random.default_rng(0)
     half = HIDDEN // 2
@@ -116,6 +119,29 @@ def test_weights_are_those_of_the_file_and_tied_where_they_were(tmp_path, capfd,
     }
     for name, value in expected.items():
         assert np.array_equal(weights[name].numpy(), value), name
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_prompts_begin_as_the_file_asks(tmp_path, adds_bos):
+    """Rendered prompts, which are encoded without special tokens, and TRL's own encoding agree."""
+    file = tmp_path / "small.gguf"
+    write_gguf(file, "none", adds_bos)
+    tokenizer = AutoTokenizer.from_pretrained(convert_gguf(file, tmp_path / "cache"))
+    chat = [{"role": "user", "content": "a"}]
+    opening = [259] if adds_bos else []
+
+    by_trl = tokenizer(plain_text(chat))["input_ids"]
+    rendered = tokenizer(render(chat, tokenizer), add_special_tokens=False)["input_ids"]
+    assert by_trl == rendered == opening + rendered[len(opening) :]
+    assert 259 not in rendered[len(opening) :]
+
+
+@pytest.mark.parametrize("damage", [b"", b"GGUF" + b"\xff" * 60])
+def test_a_broken_header_is_refused(tmp_path, damage):
+    file = tmp_path / "small.gguf"
+    file.write_bytes(damage)
+    with pytest.raises(ValueError, match="GGUF"):
+        read_setting(file, ADD_BOS)
 
 
 def test_the_sizes_are_read_from_the_header_alone(tmp_path):

@@ -15,11 +15,12 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
+from mesotron.models.gguf_header import ADD_BOS, read_setting
 from mesotron.models.messages import first_sentence, is_panic, no_progress_bars
 from mesotron.runs.extras import require
 
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
-GGUF_LAYOUT = 2
+GGUF_LAYOUT = 3
 # llama.cpp's files may hold a tied matrix twice, rounded to different numbers of bits. Cosine of
 # the two: above 0.95 at two bits, near 0 for a head of its own.
 SAME_MATRIX = 0.9
@@ -98,6 +99,10 @@ def _write_folder(file: Path, folder: Path) -> None:
         raise ValueError(f"{file}: cannot read this GGUF file: {why}") from error
 
     link.unlink()
+    # Transformers overlooks it; without its begin token Gemma loses a nat per token.
+    if read_setting(file, ADD_BOS) and tokenizer.bos_token is not None:
+        tokenizer.add_bos_token = True
+
     tie_if_same(model)
     for name in QUANTIZATION_MARKS:
         vars(model).pop(name, None)

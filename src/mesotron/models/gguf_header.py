@@ -1,10 +1,13 @@
 """The sizes of a model by the first bytes of its GGUF file, without torch and without its weights.
 
-The file says its settings as pairs of a key and a typed value; reading ends at the vocabulary, of
-which only the number of tokens is taken.
+The file says its settings as pairs of a key and a typed value. `read_header` ends at the
+vocabulary, of which it takes only the number of tokens; `read_setting` finds a setting behind it.
 """
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import SEEK_CUR
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +29,7 @@ SCALARS = {
     12: "d",
 }
 TOKENS = "tokenizer.ggml.tokens"
+ADD_BOS = "tokenizer.ggml.add_bos_token"
 LARGEST = 2**31  # sizes of a model are below it
 MOST_KEYS = 1000  # a file with more is broken
 TIED_UP_TO = 3072  # width; the header does not say it, and wider models have a head of their own
@@ -35,10 +39,30 @@ LONGEST = 2**20  # bytes of a string, and items of an array before the vocabular
 def read_header(file: Path) -> dict[str, Any]:
     """Settings up to the vocabulary; `tokenizer.ggml.tokens` is the number of tokens. ValueError
     if the file is not what it should be."""
+    with _opened(file) as stream:
+        return _read_pairs(stream)
+
+
+def read_setting(file: Path, wanted: str) -> Any:
+    """The value of one setting anywhere in the header, or None. ValueError as above."""
+    with _opened(file) as stream:
+        for _ in range(_count_pairs(stream)):
+            key = _read_string(stream)
+            (kind,) = _unpack(stream, "I")
+            if key == wanted:
+                return _read_value(stream, kind)
+
+            _skip_value(stream, kind)
+
+    return None
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
     try:
         with file.open("rb") as stream:
-            return _read_pairs(stream)
-    except (struct.error, UnicodeDecodeError, KeyError) as error:
+            yield stream
+    except (struct.error, UnicodeDecodeError, KeyError, OverflowError) as error:
         raise ValueError(f"{file}: cannot read this GGUF file: {error}") from error
 
 
@@ -66,13 +90,17 @@ def model_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _read_pairs(stream: BinaryIO) -> dict[str, Any]:
+def _count_pairs(stream: BinaryIO) -> int:
     if stream.read(4) != MAGIC:
         raise KeyError("it does not begin with GGUF")
 
     _version, _num_tensors, num_keys = _unpack(stream, "IQQ")
+    return min(num_keys, MOST_KEYS)
+
+
+def _read_pairs(stream: BinaryIO) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for _ in range(min(num_keys, MOST_KEYS)):
+    for _ in range(_count_pairs(stream)):
         key = _read_string(stream)
         (kind,) = _unpack(stream, "I")
         if key == TOKENS:
@@ -98,6 +126,21 @@ def _read_value(stream: BinaryIO, kind: int) -> Any:
 
     (value,) = _unpack(stream, SCALARS[kind])
     return value
+
+
+def _skip_value(stream: BinaryIO, kind: int) -> None:
+    if kind == ARRAY:
+        inner, length = _unpack(stream, "IQ")
+    else:
+        inner = kind
+        length = 1
+
+    if inner == STRING:
+        for _ in range(length):  # a broken file ends before a broken length
+            (size,) = _unpack(stream, "Q")
+            stream.seek(size, SEEK_CUR)
+    else:
+        stream.seek(length * struct.calcsize(SCALARS[inner]), SEEK_CUR)
 
 
 def _read_string(stream: BinaryIO) -> str:

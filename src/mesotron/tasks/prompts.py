@@ -101,13 +101,26 @@ def render(messages: Sequence[Message], tokenizer: Any) -> str:
 
 def render_all(chats: Sequence[Sequence[Message]], tokenizer: Any) -> list[str]:
     if tokenizer.chat_template is None:
-        return [plain_text(chat) for chat in chats]
+        opening = own_opening(tokenizer)
+        return [opening + plain_text(chat) for chat in chats]
 
     options = {"tokenize": False, "add_generation_prompt": True}
     options |= getattr(tokenizer, "template_kwargs", {})
 
     with rendering(tokenizer, len(chats)):
         return [tokenizer.apply_chat_template(list(chat), **options) for chat in chats]
+
+
+def own_opening(tokenizer: Any) -> str:
+    """The token that the tokenizer itself puts before every text, such as Gemma's <bos>, or none.
+
+    Rendered prompts are encoded without special tokens, since chat templates write their own.
+    """
+    begin = tokenizer.bos_token_id
+    if begin is None or tokenizer("a")["input_ids"][0] != begin:
+        return ""
+
+    return tokenizer.bos_token
 
 
 def render_prompts(
