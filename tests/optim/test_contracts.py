@@ -147,6 +147,15 @@ def test_states_keep_their_dtype_and_load_onto_the_device_of_the_weights(name, d
         assert {x.device.type for x in resumed.state[q].values()} == {"meta"}
 
 
+@every
+def test_loading_no_state_makes_none(name):
+    """Accelerate reloads an optimizer before FSDP2 replaces its parameters: entries of the old
+    ones would be in no group, and could not be saved."""
+    _, optimizer = build(name)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer.state
+
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 

@@ -303,7 +303,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
         members = ((p, group) for group in self.param_groups for p in group["params"])
         for index, (p, group) in zip(saved, members, strict=True):
-            self._load_state(p, group, state_dict["state"].get(index, {}))
+            # Reading the state of a parameter would make an empty one, which stays behind when
+            # FSDP2 replaces the parameter.
+            if index in state_dict["state"]:
+                self._load_state(p, group, state_dict["state"][index])
 
     def _params(self) -> list[Tensor]:
         params: list[Tensor] = []
