@@ -23,7 +23,7 @@ FAMILY_SEEDS = {"gemma270m": (296, 297, 298), "qwen1.5b": (299,)}
 POCKET_SEED = 215
 
 STEPS = {"search": 50, "smollm2": 200, "pocket": 75, "tools": 60, "family": 100}
-USUAL_STEPS = 150
+USUAL_STEPS = 100
 GUARD_FACTOR = 8.0
 TEMPERATURES = (0.6, 1.0, 1.4)
 FACTORS = (0.25, 1.0, 4.0)  # of the pocket's rates
