@@ -44,6 +44,7 @@ OBJECTIVES = {
     "bnpo": "--objective.name bnpo",
     "cispo": "--objective.name cispo --objective.epsilon-high 1.2",
     "gspo": "--objective.name gspo",
+    "gspo_token": "--objective.name gspo_token",
     "sapo": "--objective.name sapo",
     "luspo": "--objective.name luspo",
     "vespo": "--objective.name vespo",
