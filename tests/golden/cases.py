@@ -72,6 +72,7 @@ FEATURES = {
     "lora_muon": "--model.lora 4 --optim.name muon --rollout.updates 2",
     "fast": "--rollout.fast --rollout.updates 2",
     "micro_batch": "--rollout.micro-batch 4",
+    "sampling_mask": "--rollout.top-p 0.9 --objective.sampling-mask --rollout.updates 2",
     "entropy_bonus": "--objective.entropy-bonus 0.05",
     "entropy_target": "--objective.entropy-bonus 0.02 --objective.entropy-target 0.5",
     "anchor_per_step": (

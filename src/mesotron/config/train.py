@@ -235,6 +235,8 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
     cov_share: Annotated[float, Bounds(gt=0, lt=1)] | None = None
     """Share of a pass's tokens that clip_cov or kl_cov changes (unset: 0.0002 and 0.002)."""
+    sampling_mask: bool = False
+    """Train on the probabilities among the tokens that top-p and top-k left, not all tokens."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
     entropy_target: Positive | None = None
@@ -554,6 +556,10 @@ class TrainConfig(LanguageRunConfig):
 
     def _check_sampling(self) -> None:
         uses_vllm = self.rollout.vllm != "off"
+        truncates = self.rollout.top_p < 1 or any(each.startswith("top_k=") for each in self.trl)
+        why = "needs --rollout.top-p below 1 or --trl.top_k"
+        self.objective.refuse_unless(truncates, why, "sampling_mask")
+
         if self.model.load != "full" and (self.rollout.fast or uses_vllm):
             why = "is for TRL's own sampling: leave --rollout.fast and --vllm out"
             self.model.refuse("load", why)

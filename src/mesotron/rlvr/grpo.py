@@ -521,6 +521,7 @@ class Batch(Sequences):
     old_logprobs: Tensor | None = None  # [B, T], when it was sampled; None: those of today
     reference_logprobs: Tensor | None = None  # [B, T], for the KL term
     sampler_ratio: Tensor | None = None  # [B, T] or [B, 1], of the old policy to the sampler
+    kept_tokens: Tensor | None = None  # [B, T, V / 8], bits: what top-k and top-p left
     images: Mapping[str, Any] = field(default_factory=dict)  # inputs of the model beside tokens
 
     def columns(self) -> dict[str, Tensor]:

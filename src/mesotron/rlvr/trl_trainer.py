@@ -68,6 +68,7 @@ from mesotron.rlvr.optimizer import (
 )
 from mesotron.rlvr.passes.packing import keep_groups
 from mesotron.rlvr.passes.recording import SharedPromptPass
+from mesotron.rlvr.passes.truncated import TruncatedPass
 from mesotron.rlvr.trl_arguments import (
     check_updates,
     first_round_rows,
@@ -96,6 +97,7 @@ TRL_NAMES = {
     "old_logprobs": "old_per_token_logps",
     "reference_logprobs": "ref_per_token_logps",
     "sampler_ratio": "importance_sampling_ratio",
+    "kept_tokens": "kept_tokens",
 }
 
 
@@ -234,6 +236,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.resampler = self._make_resampler(args)
         self.fast = choose_fast_paths(self) if fast else FastPaths()
         self.shared_prompts = self._make_shared_prompts()
+        self.truncated = self._make_truncated_pass()
         self._add_callbacks()
 
     # Builders, each called once
@@ -363,6 +366,29 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             entropy_gradient=self.bonus is not None,
         )
 
+    def _make_truncated_pass(self) -> TruncatedPass | None:
+        """For the ratio of what top-k and top-p left."""
+        if not self.objective.sampling_mask:
+            return None
+
+        truncates = self.top_p < 1 or self.top_k
+        obstacles = {
+            "needs top_p below 1 or top_k": not truncates,
+            "does not know min_p or a repetition penalty": self.min_p or self._penalizes(),
+            "needs beta 0: the reference keeps other tokens": self.beta,
+            f"does not work with {TRL_PLAYS}": self._trl_plays(),
+            "does not work with vLLM": self.use_vllm,
+            "does not work with a router loss": self.aux_loss_enabled,
+        }
+        for why, holds in obstacles.items():
+            if holds:
+                raise ValueError(f"objective.sampling_mask {why}")
+
+        return TruncatedPass(self.accelerator.autocast, entropy_gradient=self.bonus is not None)
+
+    def _penalizes(self) -> bool:
+        return self.repetition_penalty != 1.0
+
     def _add_callbacks(self) -> None:
         self.timer = StepTimer(self._note)
         self.silence = SkipSilentBatch(self)
@@ -463,11 +489,17 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         sequences = self._pad(rollout)
 
         old, reference = self._before_update(sequences)
+        kept = None
+        if self.truncated is not None:
+            size = self._pass_size()
+            old, kept = self.truncated.begin(self.model, sequences, self._sampling(), size)
+
         ratio = self._sampler_ratio(old, sequences)
 
         scored = self._score(rollout, rows)
         advantages = grpo.compute_advantages(scored, self._scaling())
         batch = grpo.make_batch(sequences, scored, advantages, old, reference, ratio, self.world)
+        batch = replace(batch, kept_tokens=kept)
 
         names = self.reward_func_names
         self._note(grpo.reward_metrics(scored, advantages, names))
@@ -510,7 +542,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         changes = self.args.gradient_accumulation_steps % every != 0
 
         with torch.no_grad(), self._without_checkpointing():
-            if changes or self._corrects_sampler():
+            if self.truncated is None and (changes or self._corrects_sampler()):
                 old = self._logprobs(self.model, sequences)
 
             if self.beta and self.ref_model is not None:
@@ -530,18 +562,21 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return use_adapter(model, "ref" if "ref" in model.peft_config else None)
 
     def _logprobs(self, model: Any, sequences: Sequences) -> Tensor:
-        size = self.args.per_device_eval_batch_size
-        if self.policy.training:
-            size = self.args.per_device_train_batch_size
-
         logprobs, _, _ = self._get_per_token_logps_and_entropies(
             model,
             sequences.ids,
             sequences.mask,
             sequences.length,
-            size,
+            self._pass_size(),
         )
         return logprobs
+
+    def _pass_size(self) -> int:
+        """Rows of a forward pass."""
+        if self.policy.training:
+            return self.args.per_device_train_batch_size
+
+        return self.args.per_device_eval_batch_size
 
     def _corrects_sampler(self) -> bool:
         return self.use_vllm and self.vllm_importance_sampling_correction
@@ -598,7 +633,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
 
     def _current_sampler(self, kind: type[GraphSampler]) -> GraphSampler:
-        sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
+        sampling = self._sampling()
         if self.sampler is not None and self.sampler.sampling == sampling:
             return self.sampler
 
@@ -616,6 +651,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             sampling=sampling,
         )
         return self.sampler
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_k or 0, self.top_p)
 
     def _anchor_generations(self) -> int:  # N in this mode
         samples = self.anchor is not None and self.policy.training
@@ -783,6 +821,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def loss_of(self, model: Any, inputs: dict[str, Any]) -> grpo.LossOutput:
         """The loss of a micro-batch; nothing is logged or changed."""
         batch = from_trl(inputs)
+        passed = self._pass(model, batch)
+        return grpo.compute_loss(passed, batch, self._loss_settings(), self.world)
+
+    def _pass(self, model: Any, batch: Batch) -> grpo.Passed:
+        if batch.kept_tokens is not None:
+            assert self.truncated is not None
+            return self.truncated(model, batch, batch.kept_tokens, self.temperature)
+
         logprobs, entropies, router_loss = self._get_per_token_logps_and_entropies(
             model,
             batch.ids,
@@ -792,8 +838,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             compute_aux_loss=self.aux_loss_enabled,
             **batch.images,
         )
-        passed = grpo.Passed(logprobs, entropies, router_loss)
-        return grpo.compute_loss(passed, batch, self._loss_settings(), self.world)
+        return grpo.Passed(logprobs, entropies, router_loss)
 
     def _loss_settings(self) -> grpo.LossSettings:
         trains = self.policy.training
