@@ -8,7 +8,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from mesotron.sampling import decoder
 from mesotron.sampling.decoder import FusedSampler
-from mesotron.sampling.graphs import GraphSampler, Sampling
+from mesotron.sampling.graphs import GraphSampler, Sampling, sizes_of
 from support.rlvr_tiny import NETWORKS, make_network
 
 EOS = 1
@@ -108,6 +108,40 @@ def test_rows_end_at_their_ending_token(device, make):
 
     assert both == [cut(row, {end, other}) for row in endless]
     assert both != stopped
+
+
+@DEVICES
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.8, top_k=30, top_p=0.95)])
+def test_rows_that_end_leave_and_change_no_other(monkeypatch, device, sampling):
+    """Also for calls with fewer rows than usual."""
+    model = make_model(tie_word_embeddings=False).to(device)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.3)
+
+    prompts = [prompt for prompt in random_prompts(8) for _ in range(4)]
+    sampler = FusedSampler(model, list(range(2, 12)), PAD, sampling)
+
+    def sample():
+        torch.manual_seed(3)
+        return sampler.sample(prompts[:30], 40, usual=32)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "sizes_of", lambda B: [B])
+        expected = sample()
+
+    assert [one.size for one in sampler.decoders.values()] == [32]
+    sampler.decoders.clear()
+    for _ in range(2):  # the first call leaves nothing behind
+        assert sample() == expected
+
+    assert [one.size for one in sampler.decoders.values()][0] < 32
+    assert len({len(row) for row in expected}) > 4
+
+
+def test_sizes_fill_tiles():
+    assert sizes_of(256) == [256, 192, 128, 96, 64, 48, 32, 16]
+    assert sizes_of(9) == [9, 8]
+    assert sizes_of(1) == [1]
 
 
 @SAMPLERS

@@ -5,8 +5,8 @@ and query heads that share a key are stacked instead of copying it. Each distinc
 once for all its rows, which share its keys with the kernels of `kernels`. For sampling only: no
 gradient, no dropout.
 
-Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
-length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
+Shapes: B rows, B' rows that have not left, U distinct prompts, P padded prompt length, N longest
+completion, L >= P + N cache length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ from mesotron.sampling.graphs import (
     Sampling,
     Shape,
     attention_obstacle,
+    move,
+    sizes_of,
 )
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -284,6 +286,7 @@ class FusedDecoder(Decoder):
         device = eos.device
         dtype = weights.dtype
         self.weights = weights
+        self.sizes = sizes_of(B)
 
         # The kernel reads what is written, whatever the span.
 
@@ -346,14 +349,24 @@ class FusedDecoder(Decoder):
         self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
 
-        x = weights.embed(self.tokens)
-        angles = weights.angles(self.positions)
+        x = weights.embed(self.tokens[: self.size])
+        angles = weights.angles(self.positions[: self.size])
         if weights.kernels is not None:
             x = self._layers_by_kernels(x, angles, place)
         else:
             x = self._layers(x, angles, place, span)
 
         self.write(weights.logits(x[:, -1]))
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        move(self.rows, rows)
+        move(self.bias, rows)
+
+        # With kernels, the first places keep the prompts, which rows share.
+        start = 0 if self.weights.kernels is None else self.P
+        for keys_and_values in self.cache.flatten(0, 1):  # one at a time: a move takes a copy
+            move(keys_and_values[:, start:], rows)
 
     def _layers_by_kernels(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
         weights = self.weights
@@ -374,9 +387,9 @@ class FusedDecoder(Decoder):
     def _layers(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor, span: int) -> Tensor:
         weights = self.weights
         S = round_up(self.P + span, ALIGNED)
-        bias = weights.for_each_head(self.bias[..., :S])
+        bias = weights.for_each_head(self.bias[: self.size, ..., :S])
 
-        for layer, cache in zip(weights.layers, self.cache, strict=True):
+        for layer, cache in zip(weights.layers, self.cache[:, :, : self.size], strict=True):
             query, key, value = weights.project(layer, x, angles)
             cache[0].index_copy_(1, place, key)
             cache[1].index_copy_(1, place, value)

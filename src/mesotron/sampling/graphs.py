@@ -2,16 +2,19 @@
 
 Below a billion weights the GPU mostly waits for Python to launch kernels. Here the work of one
 token is captured once per shape (rows, prompt length, completion length) and replayed. Without CUDA
-the same steps run without a graph. Full attention only; no sharding.
+the same steps run without a graph. Rows that have ended leave: when those that still run fit into a
+smaller size, they move to the front of every tensor, and the graph of that size takes over. Full
+attention only; no sharding.
 
     sampler = GraphSampler(model, ...)     one for a run
     decoder = sampler.decoder(shape, ...)  the tensors and graphs of one shape, kept
     decoder.begin(prompts)                 reads the prompts and draws the first tokens
     decoder.advance(n)                     writes the token after n, by a graph on a GPU
+    decoder.drop_ended()                   lets rows leave that have ended
     decoder.completions()                  what was written
 
-Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L = P + N cache
-length, V vocabulary.
+Shapes: B rows, B' rows that have not left, U distinct prompts, P padded prompt length, N longest
+completion, L = P + N cache length, V vocabulary.
 """
 
 import copy
@@ -37,8 +40,11 @@ MAX_SHAPES = 8
 # A call with fewer rows than usual uses a graph of a quarter, a half or all of them; with finer
 # steps dynamic sampling's rounds evicted graphs and captured them again.
 PARTS_OF_USUAL = (4, 2, 1)
-# Tokens between checks whether all rows have ended: a check waits for the GPU.
+# Tokens between checks which rows have ended: a check waits for the GPU.
 CHECK_EVERY = 8
+# A batch shrinks to these sixteenths of it, in rows that fill the tiles of matrix products.
+SIXTEENTHS = (16, 12, 8, 6, 4, 3, 2, 1)
+ROW_STEP = 8
 # Steps before a capture: every lazy initialization must have happened.
 WARM_UPS = 2
 
@@ -51,8 +57,11 @@ class Sampling:
     top_k: int = 0  # only the k most likely tokens; 0 for all
     top_p: float = 1.0  # only the most likely tokens that together have this probability
 
-    def draw(self, logits: Tensor) -> Tensor:
-        """Token ids (B,) from logits (B, V)."""
+    def draw(self, logits: Tensor, slots: Tensor, B: int) -> Tensor:
+        """Token ids (B',) from logits (B', V) of the rows `slots` (B',) of a batch of B.
+
+        A row gets the noise of its slot, whichever other rows have left.
+        """
         if self.temperature == 0:
             return logits.argmax(dim=-1)
 
@@ -62,7 +71,11 @@ class Sampling:
 
         # The smallest of exponentials with rates p_i has index i with probability p_i; unlike
         # torch.multinomial this never reads a value on the host.
-        return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
+        noise = probs.new_empty(B, probs.shape[-1]).exponential_()
+        if len(slots) < B:
+            noise = noise[slots]
+
+        return (probs / noise).argmax(dim=-1)
 
     def truncate(self, probs: Tensor) -> Tensor:
         """Probabilities (B, V) with 0 for the tokens that top_k or top_p leaves out."""
@@ -93,24 +106,34 @@ class Prompts:
 
 
 class Decoder(ABC):
-    """The fixed tensors of one shape (B, P, N), and the work of one token on them."""
+    """The fixed tensors of one shape (B, P, N), and the work of one token on them.
+
+    A step works on the first `size` rows of every tensor. `slots` says where their tokens belong
+    in `written`, which keeps the order of the prompts.
+    """
 
     def __init__(self, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
-        B, self.P, self.N = shape
+        self.B, self.P, self.N = shape
         self.sampling = sampling
         self.eos = eos
         self.pad = pad
+        B = self.B
 
         integers = {"dtype": torch.long, "device": eos.device}
         self.tokens = torch.zeros(B, 1, **integers)
         self.positions = torch.zeros(B, 1, **integers)
+        self.slots = torch.arange(B, **integers)
+        self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
         self.written = torch.zeros(B, self.N, **integers)
         self.count = torch.zeros(1, **integers)  # tokens written
-        self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
+
+        # Numbers of rows, descending: a batch shrinks to them.
+        self.sizes = [B]
+        self.size = B
 
         # Numbers of tokens, ascending: until a span is written, a step need not look beyond it.
         self.spans = [self.N]
-        self.graphs: dict[int, Any] = {}  # by span
+        self.graphs: dict[tuple[int, int], Any] = {}  # by size and span
 
     @abstractmethod
     def begin(self, prompts: Prompts) -> None:
@@ -118,7 +141,8 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(self, span: int) -> None:
-        """One more token for every row, the last of at most `span`, entirely on the device."""
+        """One more token for the first `size` rows, the last of at most `span`, entirely on the
+        device."""
 
     @property
     def place(self) -> Tensor:
@@ -126,40 +150,72 @@ class Decoder(ABC):
         return self.P + self.count - 1
 
     def restart(self) -> None:
+        self.size = self.B
+        torch.arange(self.B, out=self.slots)
         self.running.fill_(True)
+        self.written.fill_(self.pad)
         self.count.zero_()
 
     def advance(self, n: int) -> None:
         """Write the token after n."""
         span = next(span for span in self.spans if n < span)
-        if span in self.graphs:
-            self.graphs[span].replay()
+        graph = self.graphs.get((self.size, span))
+        if graph is not None:
+            graph.replay()
         else:
             self.step(span)
 
+    def drop_ended(self) -> int:
+        """Let rows leave that have ended, if a smaller size holds the others; returns how many run.
+        It waits for the device."""
+        running = self.running[: self.size]
+        num_running = int(running.sum())
+        size = min(size for size in self.sizes if size >= num_running)
+        if num_running and size < self.size:
+            order = running.to(torch.uint8).argsort(descending=True, stable=True)
+            self.keep(order[:size])
+            self.size = size
+
+        return num_running
+
+    def keep(self, rows: Tensor) -> None:
+        """Move these rows (B',) to the front."""
+        for tensor in (self.tokens, self.positions, self.slots, self.running):
+            move(tensor, rows)
+
     def write(self, logits: Tensor) -> None:
-        """Draw a token for every row from logits (B, V); rows that have ended get padding."""
-        chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
-        self.written.index_copy_(1, self.count, chosen[:, None])
-        self.tokens.copy_(chosen[:, None])
-        self.running &= torch.isin(chosen, self.eos, invert=True)
+        """Draw a token for every row from logits (B', V); rows that have ended get padding."""
+        slots = self.slots[: self.size]
+        running = self.running[: self.size]
+
+        drawn = self.sampling.draw(logits, slots, self.B)
+        chosen = torch.where(running, drawn, self.pad)
+        self.written.index_put_((slots, self.count.expand(self.size)), chosen)
+        self.tokens[: self.size] = chosen[:, None]
+        running &= torch.isin(chosen, self.eos, invert=True)
         self.count.add_(1)
 
     def capture(self, pool: Any) -> None:
-        """Capture a graph for each span; afterwards `begin` must be called again."""
-        for span in self.spans:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self.step(span)
+        """Capture a graph for each size and span; afterwards `begin` must be called again."""
+        for size in self.sizes:
+            self.size = size
+            for span in self.spans:
+                self.graphs[size, span] = self._capture(span, pool)
 
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+    def _capture(self, span: int, pool: Any) -> Any:
+        self.count.fill_(1)  # warm-ups must not write beyond the cache
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
                 self.step(span)
 
-            self.graphs[span] = graph
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.step(span)
+
+        return graph
 
     def completions(self) -> list[list[int]]:
         """The tokens of each row, up to its first end token."""
@@ -299,8 +355,10 @@ class GraphSampler:
             decoder = self.decoder(padded, max_tokens)
             decoder.begin(padded)
 
+            decoder.running[len(prompts) :] = False  # those that only fill up the size
+
             for n in range(1, max_tokens):
-                if n % CHECK_EVERY == 0 and not bool(decoder.running.any()):
+                if n % CHECK_EVERY == 0 and decoder.drop_ended() == 0:
                     break
                 decoder.advance(n)
 
@@ -362,6 +420,17 @@ class GraphSampler:
         decoder.begin(prompts)
         decoder.capture(self._pool)
         torch.cuda.set_rng_state(state)
+
+
+def sizes_of(B: int) -> list[int]:
+    """The numbers of rows to which a batch of B shrinks, descending from B."""
+    sizes = {min(B, round_up(-(-B * part // 16), ROW_STEP)) for part in SIXTEENTHS}
+    return sorted(sizes, reverse=True)
+
+
+def move(tensor: Tensor, rows: Tensor) -> None:
+    """Bring rows of a tensor to its front."""
+    tensor[: len(rows)] = tensor[rows]
 
 
 def padded_rows(count: int, usual: int) -> int:

@@ -160,35 +160,36 @@ def attend(
     angles: tuple[Tensor, Tensor],
     norms: HeadNorms,
 ) -> Tensor:
-    """Attention of one new token per row, (B, 1, H D).
+    """Attention of one new token for each of the first B' rows, (B', 1, H D).
 
     Args:
-        both: its queries, keys and values (B, 1, (H + 2 K) D).
+        both: its queries, keys and values (B', 1, (H + 2 K) D).
         cache: (2, B, L, K, D), gets the keys and values at `place`.
         prefix: the first places of the cache, which are those of each row's prompt.
         place: (1,).
         bias: (B, 1, 1, L), 0 where a row looks.
-        angles: cosines and signed sines (B, 1, 1, D), as in `FusedWeights.angles`.
+        angles: cosines and signed sines (B', 1, 1, D), as in `FusedWeights.angles`.
         norms: of the heads.
     """
     _, B, L, K, D = cache.shape
+    size = len(both)  # B'
     H = both.shape[-1] // D - 2 * K
     HP = triton.next_power_of_2(H + 2 * K)
     DP = triton.next_power_of_2(max(D, LEAST))
     RP = triton.next_power_of_2(max(H // K, LEAST))
 
-    query = both.new_empty(B, 1, H * D)
-    out = both.new_empty(B, 1, H * D)
+    query = both.new_empty(size, 1, H * D)
+    out = both.new_empty(size, 1, H * D)
     has_norms = norms.weights is not None
     norm_weights = norms.weights if has_norms else both  # a pointer that is not read
 
-    _turn_kernel[(B,)](
+    _turn_kernel[(size,)](
         both, query, cache, place, *angles, norm_weights, norms.eps, B, L,
         H, K, D, HP, DP // 2, has_norms,
     )  # fmt: skip
 
     scale = D**-0.5 / math.log(2)  # of scores for exp2
-    _attend_kernel[(B, K)](
+    _attend_kernel[(size, K)](
         query, *cache, prefix.size, prefix.rows, bias, place, out, L, scale,
         H, K, D, DP, RP, TILE, num_warps=1,
     )  # fmt: skip
