@@ -168,12 +168,19 @@ def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
     if draw is None:
         return logits.argmax(dim=-1)
 
-    upper = (logits / temperature).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
+    return at_draw((logits / temperature).softmax(dim=-1), draw)
 
-    # The last sum may miss 1 by rounding; scaling the draw keeps it inside.
-    target = draw[:, None] * upper[:, -1:]
+
+def at_draw(probs: Tensor, draw: Tensor) -> Tensor:
+    """Of each row of probs (B, V), the first token whose cumulative probability exceeds its draw
+    (B,) in [0, 1)."""
+    upper = probs.cumsum(dim=-1)
+    whole = upper[:, -1:]
+
+    # The last sum may miss 1 by rounding, and so may the product.
+    target = torch.minimum(draw[:, None] * whole, whole.nextafter(whole.new_zeros(())))
     tokens = torch.searchsorted(upper, target, right=True)[:, 0]
-    return tokens.clamp(max=logits.shape[-1] - 1)
+    return tokens.clamp(max=probs.shape[-1] - 1)  # NaN
 
 
 def fitting_batch(model: Any, length: int) -> int:

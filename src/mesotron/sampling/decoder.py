@@ -6,7 +6,8 @@ once for all its rows, which share its keys with the kernels of `kernels`. For s
 gradient, no dropout.
 
 Shapes: B rows, B' rows that have not left, U distinct prompts, P padded prompt length, N longest
-completion, L >= P + N cache length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
+completion, L >= P + N cache length, H query heads, K key heads, R = H / K, D head size, E width, V
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -66,8 +67,10 @@ class FusedWeights:
         self.eps = config.rms_norm_eps
         self.dtype = dtype
         self.kernels: Any = None
+        self.head_kernels: Any = None
         if triton.available(model.device):
-            self.kernels = import_module("mesotron.sampling.kernels")
+            self.kernels = import_module("mesotron.sampling.kernels.attention")
+            self.head_kernels = import_module("mesotron.sampling.kernels.head")
 
         kinds = [0] * self.heads + [1] * self.keys
         self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
@@ -156,10 +159,9 @@ class FusedWeights:
 
         return x.view(shape)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """(B, V) of hidden states (B, E)."""
-        normed = rms_norm(x, x.shape[-1:], self.last_norm, self.eps)
-        return linear(normed, self.head)
+    def normed(self, x: Tensor) -> Tensor:
+        """Hidden states (B, E), ready for the head."""
+        return rms_norm(x, x.shape[-1:], self.last_norm, self.eps)
 
 
 def base_of(model: Any) -> Any:
@@ -330,7 +332,18 @@ class FusedDecoder(Decoder):
             cache[0, : len(key), :P] = key
             cache[1, : len(key), :P] = value
 
-        self.write(weights.logits(x[:, -1])[rows])
+        self.write(self.next_tokens(x[:, -1][rows]))
+
+    def next_tokens(self, x: Tensor) -> Tensor:
+        """Token ids (B',) that follow hidden states x (B', E)."""
+        weights = self.weights
+        x = weights.normed(x)
+        if weights.head_kernels is None or not self.sampling.is_plain:
+            return self.draw(linear(x, weights.head))
+
+        draws = weights.head_kernels.Draws(self.draws, self.slots, self.count)
+        tokens, _ = weights.head_kernels.draw(x, weights.head, self.sampling.temperature, draws)
+        return tokens
 
     def _prompt_bias(self, prompts: Prompts) -> Tensor:
         """(U, 1, R P, P), 0 where a token of a prompt looks: at itself and the ones before it."""
@@ -356,7 +369,7 @@ class FusedDecoder(Decoder):
         else:
             x = self._layers(x, angles, place, span)
 
-        self.write(weights.logits(x[:, -1]))
+        self.write(self.next_tokens(x[:, -1]))
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 from mesotron.models.sharded import as_loaded
-from mesotron.sampling.decode import round_up
+from mesotron.sampling.decode import at_draw, round_up
 
 Shape = tuple[int, int, int]  # B, P, N
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.
@@ -57,25 +57,21 @@ class Sampling:
     top_k: int = 0  # only the k most likely tokens; 0 for all
     top_p: float = 1.0  # only the most likely tokens that together have this probability
 
-    def draw(self, logits: Tensor, slots: Tensor, B: int) -> Tensor:
-        """Token ids (B',) from logits (B', V) of the rows `slots` (B',) of a batch of B.
+    @property
+    def is_plain(self) -> bool:
+        """Whether every token can be drawn."""
+        return not self.top_k and self.top_p >= 1
 
-        A row gets the noise of its slot, whichever other rows have left.
-        """
+    def draw(self, logits: Tensor, draws: Tensor) -> Tensor:
+        """Token ids (B',) from logits (B', V), at draws (B',) in [0, 1)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
 
         probs = (logits.float() / self.temperature).softmax(dim=-1)
-        if self.top_k or self.top_p < 1:
+        if not self.is_plain:
             probs = self.truncate(probs)
 
-        # The smallest of exponentials with rates p_i has index i with probability p_i; unlike
-        # torch.multinomial this never reads a value on the host.
-        noise = probs.new_empty(B, probs.shape[-1]).exponential_()
-        if len(slots) < B:
-            noise = noise[slots]
-
-        return (probs / noise).argmax(dim=-1)
+        return at_draw(probs, draws)
 
     def truncate(self, probs: Tensor) -> Tensor:
         """Probabilities (B, V) with 0 for the tokens that top_k or top_p leaves out."""
@@ -109,7 +105,8 @@ class Decoder(ABC):
     """The fixed tensors of one shape (B, P, N), and the work of one token on them.
 
     A step works on the first `size` rows of every tensor. `slots` says where their tokens belong
-    in `written`, which keeps the order of the prompts.
+    in `written`, which keeps the order of the prompts. Each of its places has a number in `draws`
+    that decides its token, so a row's tokens do not depend on the other rows.
     """
 
     def __init__(self, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
@@ -125,6 +122,7 @@ class Decoder(ABC):
         self.slots = torch.arange(B, **integers)
         self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
         self.written = torch.zeros(B, self.N, **integers)
+        self.draws = torch.zeros(B, self.N, device=eos.device)
         self.count = torch.zeros(1, **integers)  # tokens written
 
         # Numbers of rows, descending: a batch shrinks to them.
@@ -155,6 +153,8 @@ class Decoder(ABC):
         self.running.fill_(True)
         self.written.fill_(self.pad)
         self.count.zero_()
+        if self.sampling.temperature:
+            self.draws.uniform_()
 
     def advance(self, n: int) -> None:
         """Write the token after n."""
@@ -183,12 +183,17 @@ class Decoder(ABC):
         for tensor in (self.tokens, self.positions, self.slots, self.running):
             move(tensor, rows)
 
-    def write(self, logits: Tensor) -> None:
-        """Draw a token for every row from logits (B', V); rows that have ended get padding."""
+    def draw(self, logits: Tensor) -> Tensor:
+        """Token ids (B',) from logits (B', V)."""
+        slots = self.slots[: self.size]
+        draws = self.draws[slots, self.count.expand(self.size)]
+        return self.sampling.draw(logits, draws)
+
+    def write(self, drawn: Tensor) -> None:
+        """Append the tokens drawn (B',); rows that have ended get padding."""
         slots = self.slots[: self.size]
         running = self.running[: self.size]
 
-        drawn = self.sampling.draw(logits, slots, self.B)
         chosen = torch.where(running, drawn, self.pad)
         self.written.index_put_((slots, self.count.expand(self.size)), chosen)
         self.tokens[: self.size] = chosen[:, None]
@@ -257,12 +262,12 @@ class ModelDecoder(Decoder):
 
         positions = prompts.positions[rows]
         self.positions.copy_(positions[:, -1:])
-        self.write(self.logits(prompts.ids[rows], visible, positions))
+        self.write(self.draw(self.logits(prompts.ids[rows], visible, positions)))
 
     def step(self, span: int) -> None:
         self.visible.index_fill_(3, self.place, True)
         self.positions.add_(1)
-        self.write(self.logits(self.tokens, self.visible, self.positions))
+        self.write(self.draw(self.logits(self.tokens, self.visible, self.positions)))
 
     def logits(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """(B, V) of the last position."""

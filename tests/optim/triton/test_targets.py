@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from mesotron.optim.triton import adamw, elementwise, heads, symmetric  # noqa: E402
-from mesotron.sampling import kernels  # noqa: E402
+from mesotron.sampling.kernels import attention, head  # noqa: E402
 
 # Compute capability: shared memory that a program may take, in bytes.
 TARGETS = {
@@ -194,11 +194,11 @@ def test_decoder_kernels_fit(target, H, K, D, dtype):
         "D": D,
         "DP": DP,
         "RP": RP,
-        "TILE": kernels.TILE,
+        "TILE": attention.TILE,
     }
 
     found = shared_bytes(
-        kernels._attend_kernel,
+        attention._attend_kernel,
         target,
         types,
         constants,
@@ -215,4 +215,26 @@ def test_decoder_kernels_fit(target, H, K, D, dtype):
         "NORMS": True,
     }
 
-    assert shared_bytes(kernels._turn_kernel, target, types, constants) <= TARGETS[target]
+    assert shared_bytes(attention._turn_kernel, target, types, constants) <= TARGETS[target]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_head_kernels_fit(target, rows, dtype):
+    types = {name: f"*{dtype}" for name in ("x", "head")}
+    types |= {name: "*fp32" for name in ("highest", "total", "draws", "logprobs")}
+    types |= {name: "*i64" for name in ("slots", "count", "tokens")}
+    types |= {name: "i32" for name in ("num_rows", "V", "E", "T", "N")} | {"scale": "fp32"}
+    tile_e = head.tile_e_of(4 if dtype == "fp32" else 2)
+
+    for kernel, constants, warps in (
+        (head._mass_kernel, {"TILE_B": rows}, head.warps_of(rows)),
+        (head._token_kernel, {"TP": 2048, "GREEDY": False}, 8),
+    ):
+        constants |= {"TILE_V": head.TILE_V, "TILE_E": tile_e}
+        own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+        found = shared_bytes(kernel, target, own, constants, num_warps=warps)
+
+        assert found <= TARGETS[target]

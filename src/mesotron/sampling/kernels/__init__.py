@@ -1,0 +1,1 @@
+"""Triton kernels of the fused decoder, one file each; only this file does without Triton."""
