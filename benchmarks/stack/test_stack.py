@@ -2,6 +2,9 @@
 
 from argparse import Namespace
 
+import torch
+
+from benchmarks.stack import passes
 from benchmarks.stack.__main__ import plan, table
 
 
@@ -48,3 +51,24 @@ def test_table():
     assert "| r | TRL + vLLM | 200 | 10 | 2.00 | 1.0% |" in text
     assert "+0.250" in text
     assert "out of memory" in text
+
+
+def test_passes_over_a_tiny_rollout(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "passes.json"
+    arguments = ["passes", "--small", "--out", str(out), "--warm", "0", "--count", "1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    passes.main()
+
+    result = passes.read_json(out)
+    assert [cell["kind"] for cell in result["cells"]] == [*passes.KINDS] * 2
+    assert not any("failed" in cell for cell in result["cells"])
+    assert result["errors"]["small"]["ragged"]["logprob_max"] < 1e-5
+    assert "| small | real | ragged |" in capsys.readouterr().out
+
+
+def test_rollouts_have_the_lengths_of_answers():
+    rows = passes.make_rows("real", 1000, torch.device("cpu"), small=False)
+    own = rows.mask[:, -rows.length :].sum(1).float()
+    assert len(own) == 256
+    assert 80 < own.mean() < 105
+    assert own.max() <= 240

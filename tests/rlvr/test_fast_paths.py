@@ -11,6 +11,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from mesotron.config import ObjectiveConfig, TrainConfig
 from mesotron.rlvr import parts as parts_of_run
 from mesotron.rlvr.fast_paths import FastPaths, choose_fast_paths
+from mesotron.rlvr.passes.blocks import PLAIN, RaggedPass
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, Sampling
 from mesotron.tasks.rows import RowBatch, Rows
@@ -158,6 +159,37 @@ def test_shared_prompts_make_the_same_steps_also_in_micro_batches(
 
     # The logged entropy is a mean over micro-batches.
     tiny.assert_same_steps(plain, shared, ["loss"] if regrouped else ["loss", "entropy"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.1, "mask_truncated_completions": True},
+        {"entropy_coef": 0.05, "loss_type": "dapo"},
+        *({"objective": name} for name in ("gmpo", "gspo", "cispo", "clip_cov", "sapo")),
+    ],
+    ids=str,
+)
+def test_ragged_rows_make_the_same_steps(tmp_path, settings):
+    """By plain functions in place of the kernels; two updates on a rollout."""
+    parts = {"train_dataset": tiny.long_sums()}
+    settings = dict(settings)
+    if "objective" in settings:
+        parts["objective"] = settings.pop("objective")
+
+    settings |= {"steps_per_generation": 2}
+    plain = tiny.make_trainer(tmp_path, parts=parts, **settings)
+    plain.train()
+
+    trainer = tiny.make_trainer(tmp_path, parts={**parts, "fast": True}, **settings)
+    trainer.fast = FastPaths(share_prompts=True)
+    autocast = trainer.accelerator.autocast
+    ragged = RaggedPass(autocast, trainer.bonus is not None, PLAIN)
+    trainer.shared_prompts.ragged = Mock(side_effect=ragged)
+    trainer.train()
+
+    assert trainer.shared_prompts.ragged.call_count >= 3
+    tiny.assert_same_steps(plain, trainer, ["loss", "entropy"])
 
 
 def test_recorded_passes_train_adapters_alone(tmp_path):

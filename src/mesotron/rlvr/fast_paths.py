@@ -1,4 +1,5 @@
-"""`fast=True`: graph sampling, fused decoder, shared prompts and recorded passes in one switch.
+"""`fast=True`: graph sampling, fused decoder, shared prompts, recorded and ragged passes in one
+switch.
 
 Each is used where model, hardware and settings support it; one log line names the rest.
 """
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from mesotron.models.speed import RECORD_BELOW
+from mesotron.optim import triton
+from mesotron.rlvr.passes.blocks import block_obstacle
 from mesotron.rlvr.passes.recording import recording_obstacle
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, attention_obstacle
@@ -59,6 +63,7 @@ class FastPaths:
     sampler: type[GraphSampler] | None = None  # None for TRL's own sampling
     share_prompts: bool = False
     record: bool = False
+    ragged: bool = False
 
 
 def choose_fast_paths(trainer: Any) -> FastPaths:
@@ -81,13 +86,20 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
     rotary = any("rotary" in name for name, _ in model.named_modules())
     packing["absolute positions"] = not rotary  # of packed rows they begin before the padding
 
-    recording = sharded | {
+    own_pass = sharded | {
         "no GPU": trainer.accelerator.device.type != "cuda",
-        "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
         "several processes": trainer.accelerator.num_processes > 1,
         "gradient checkpointing": args.gradient_checkpointing,
         "torch_compile": args.torch_compile,
         "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32,
+    }
+    recording = own_pass | {
+        "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
+    }
+    is_half = args.bf16 or args.fp16 or model.dtype in (torch.bfloat16, torch.float16)
+    ragged_rows = own_pass | {
+        "float32": not is_half,
+        "no Triton, or an older GPU": not triton.available(trainer.accelerator.device),
     }
 
     left_out: dict[str, str] = {}
@@ -105,10 +117,12 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         sampler = GraphSampler
 
     share = usable("shared prompts", packing, attention_obstacle(model))
-    record = share and usable("recorded passes", recording, recording_obstacle(model))
+    obstacle = recording_obstacle(model)
+    record = share and usable("recorded passes", recording, obstacle)
+    ragged = share and usable("ragged rows", ragged_rows, obstacle or block_obstacle(model))
 
     if left_out:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())
         log.warning("rollout.fast runs without %s", reasons)
 
-    return FastPaths(sampler, share, record)
+    return FastPaths(sampler, share, record, ragged)

@@ -66,6 +66,7 @@ from mesotron.rlvr.optimizer import (
     resolve_optim,
     unwrap_optimizer,
 )
+from mesotron.rlvr.passes.blocks import RaggedPass
 from mesotron.rlvr.passes.packing import keep_groups
 from mesotron.rlvr.passes.recording import SharedPromptPass
 from mesotron.rlvr.passes.truncated import TruncatedPass
@@ -357,13 +358,17 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if not self.fast.share_prompts:
             return None
 
+        autocast = self.accelerator.autocast
+        entropy = self.bonus is not None
+
         return SharedPromptPass(
             self.policy,
-            self.accelerator.autocast,
+            autocast,
             self.num_generations,
             self.max_completion_length,
             record=self.fast.record,
-            entropy_gradient=self.bonus is not None,
+            entropy_gradient=entropy,
+            ragged=RaggedPass(autocast, entropy) if self.fast.ragged else None,
         )
 
     def _make_truncated_pass(self) -> TruncatedPass | None:

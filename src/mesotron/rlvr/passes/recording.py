@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from mesotron.rlvr.passes.blocks import VOCABULARY_CHUNK, RaggedPass
 from mesotron.rlvr.passes.packing import IGNORED, Frame, PackedGroups, attention_mask, pack_groups
 
 log = logging.getLogger("mesotron.rlvr")
@@ -27,8 +28,9 @@ log = logging.getLogger("mesotron.rlvr")
 Autocast = Callable[[], AbstractContextManager[Any]]
 Key = tuple[Frame, float]
 Leaves = dict[Tensor, Tensor]  # other tensors in place of weights; they get the gradients
-# Columns of the logits computed at a time.
-VOCABULARY_CHUNK = 32768
+# Tokens of a pass above which the GPU and not the host sets the pace: then ragged rows are faster,
+# which are not recorded.
+RECORDED_TOKENS = 16_384
 # Each recorded shape keeps its own gradients; activations share one memory pool.
 MAX_SHAPES = 4
 # Config fields that change the logits after the head.
@@ -65,31 +67,29 @@ class SharedPromptPass:
     record: bool = False  # replay passes as CUDA graphs
     entropy_gradient: bool = False  # as for an entropy bonus
     recorder: "Recorder | None" = None
+    ragged: RaggedPass | None = None  # for passes that are not recorded
 
     def __call__(
         self, model: Any, ids: Tensor, mask: Tensor, length: int, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None] | None:
         """Log-probabilities and entropies (B, T) of ids and mask (B, P + T), or None where packing
-        does not pay off. A reference model has no entropies; `temperature` is of recorded passes.
+        does not pay off. A reference model has no entropies; `temperature` is of recorded and
+        ragged passes.
         """
-        # Without gradient LoRA may be disabled, which a recording would not notice.
-        lora_off = is_peft_model(model) and not torch.is_grad_enabled()
-        if self.record and model is self.model and not lora_off and length <= self.max_length:
-            packed = pack_groups(
-                ids,
-                mask,
-                length,
-                self.group_size,
-                self.max_length,
-            )
-            if packed is not None:
-                if self.recorder is None:
-                    work = FixedPass(model, self.autocast, self.entropy_gradient)
-                    self.recorder = Recorder(work)
+        packed = self._recordable(model, ids, mask, length)
+        if packed is not None:
+            if self.recorder is None:
+                work = FixedPass(model, self.autocast, self.entropy_gradient)
+                self.recorder = Recorder(work)
 
-                scores = self.recorder(packed, temperature)
-                entropies = packed.pick(scores.entropies) if entropy else None
-                return packed.pick(scores.logprobs), entropies
+            scores = self.recorder(packed, temperature)
+            entropies = packed.pick(scores.entropies) if entropy else None
+            return packed.pick(scores.logprobs), entropies
+
+        if self.ragged is not None:
+            both = self.ragged(model, ids, mask, length, temperature)
+            if both is not None:
+                return both[0], both[1] if entropy else None
 
         packed = pack_groups(ids, mask, length, self.group_size)
         if packed is None:
@@ -105,6 +105,23 @@ class SharedPromptPass:
             )
 
         return packed.unpack(out.log_probs), packed.unpack(out.entropy) if entropy else None
+
+    def _recordable(
+        self, model: Any, ids: Tensor, mask: Tensor, length: int
+    ) -> PackedGroups | None:
+        """The rows of a pass that is recorded."""
+        # Without gradient LoRA may be disabled, which a recording would not notice.
+        lora_off = is_peft_model(model) and not torch.is_grad_enabled()
+        is_other = model is not self.model or lora_off or length > self.max_length
+        if not self.record or is_other:
+            return None
+
+        packed = pack_groups(ids, mask, length, self.group_size, self.max_length)
+        if packed is None:
+            return None
+
+        is_large = packed.ids.numel() > RECORDED_TOKENS
+        return None if is_large and self.ragged is not None else packed
 
 
 class FixedPass:

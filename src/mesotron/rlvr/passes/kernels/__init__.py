@@ -1,0 +1,1 @@
+"""Triton kernels of a block of ragged rows; the functions of `blocks` are their oracles."""
