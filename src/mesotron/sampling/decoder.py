@@ -301,8 +301,9 @@ class FusedDecoder(Decoder):
 
         # Keys and values of each layer; unwritten places must be finite.
         self.cache = torch.zeros(num_layers, 2, B, L, K, D, dtype=dtype, device=device)
-        self.bias = torch.zeros(B, 1, 1, L, dtype=dtype, device=device)  # 0 where a row looks
         self.rows = torch.zeros(B, dtype=torch.long, device=device)  # the prompt of each row
+        self.starts = torch.zeros_like(self.rows)  # the place where it begins
+        self.places = torch.arange(L, device=device)
 
     def begin(self, prompts: Prompts) -> None:
         weights = self.weights
@@ -311,12 +312,11 @@ class FusedDecoder(Decoder):
         positions = prompts.positions
         self.restart()
         self.rows.copy_(rows)
+        self.starts.copy_(P - prompts.mask.sum(1)[rows])
         self.positions.copy_(positions[rows, -1:])
 
         # A NaN left by broken weights would outlive them: masked, it is still NaN.
         self.cache.zero_()
-        self.bias.fill_(-torch.inf)
-        self.bias[:, 0, 0, :P].masked_fill_(prompts.mask[rows], 0.0)
 
         bias = self._prompt_bias(prompts)
         angles = weights.angles(positions)
@@ -359,7 +359,6 @@ class FusedDecoder(Decoder):
     def step(self, span: int) -> None:
         weights = self.weights
         place = self.place
-        self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
 
         x = weights.embed(self.tokens[: self.size])
@@ -374,7 +373,7 @@ class FusedDecoder(Decoder):
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
         move(self.rows, rows)
-        move(self.bias, rows)
+        move(self.starts, rows)
 
         # With kernels, the first places keep the prompts, which rows share.
         start = 0 if self.weights.kernels is None else self.P
@@ -383,13 +382,13 @@ class FusedDecoder(Decoder):
 
     def _layers_by_kernels(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
         weights = self.weights
+        prefix = weights.kernels.Prefix(self.P, self.rows, self.starts)
         for layer, cache in zip(weights.layers, self.cache, strict=True):
             mixed = weights.kernels.attend(
                 weights.read(layer, x),
                 cache,
-                weights.kernels.Prefix(self.P, self.rows),
+                prefix,
                 place,
-                self.bias,
                 angles,
                 weights.kernels.HeadNorms(layer.head_norms, weights.eps),
             )
@@ -400,7 +399,10 @@ class FusedDecoder(Decoder):
     def _layers(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor, span: int) -> Tensor:
         weights = self.weights
         S = round_up(self.P + span, ALIGNED)
-        bias = weights.for_each_head(self.bias[: self.size, ..., :S])
+        places = self.places[:S]
+        visible = (places >= self.starts[: self.size, None]) & (places <= place)  # (B', S)
+        bias = torch.where(visible, 0.0, -torch.inf).to(weights.dtype)
+        bias = weights.for_each_head(bias[:, None, None])
 
         for layer, cache in zip(weights.layers, self.cache[:, :, : self.size], strict=True):
             query, key, value = weights.project(layer, x, angles)

@@ -182,8 +182,9 @@ def test_elementwise_kernels_compile(target):
 @pytest.mark.parametrize(("H", "K", "D"), [(9, 3, 64), (16, 8, 128)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_decoder_kernels_fit(target, H, K, D, dtype):
-    pointers = ("query", "keys", "values", "bias", "out", "both", "cache", "cos", "sin", "norms")
-    types = {name: f"*{dtype}" for name in pointers} | {"place": "*i64", "prompt_rows": "*i64"}
+    pointers = ("query", "keys", "values", "out", "both", "cache", "cos", "sin", "norms")
+    types = {name: f"*{dtype}" for name in pointers}
+    types |= {name: "*i64" for name in ("place", "prompt_rows", "starts")}
     types |= {name: "i32" for name in ("prompt_size", "length", "num_rows")}
     types |= {"scale": "fp32", "eps": "fp32"}
     HP, DP, RP = (triton.next_power_of_2(n) for n in (H + 2 * K, D, max(H // K, 16)))

@@ -24,6 +24,7 @@ class Prefix:
 
     size: int  # P
     rows: Tensor  # (B,), the row of the cache that holds a row's prompt
+    starts: Tensor  # (B,), the place where a row's prompt begins
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,12 @@ def _turn_kernel(
 
 @triton.jit
 def _attend_kernel(
-    query, keys, values, prompt_size, prompt_rows, bias, place, out, length, scale,
+    query, keys, values, prompt_size, prompt_rows, starts, place, out, length, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, RP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """The R query heads of one key head of one row, over the written part of the cache.
+    """The R query heads of one key head of one row, over its part of the cache: from the beginning
+    of its prompt to the token written last.
 
     A running softmax: `highest`, `total` and `mixed` (RP,), (RP,), (RP, DP) hold the largest score,
     the sum of the weights and the weighted values up to here.
@@ -120,12 +122,13 @@ def _attend_kernel(
     q = tl.load(query + query_at, mask=query_mask, other=0.0)
 
     prompt_row = tl.load(prompt_rows + b)
+    first = tl.load(starts + b)
     end = tl.load(place) + 1
     highest = tl.full((RP,), NEVER, tl.float32)
     total = tl.zeros((RP,), tl.float32)
     mixed = tl.zeros((RP, DP), tl.float32)
 
-    for start in range(0, end, TILE):
+    for start in range(first, end, TILE):
         at = start + s  # places of the cache
         is_written = at < end
         inside = is_written[:, None] & inside_head
@@ -135,9 +138,8 @@ def _attend_kernel(
         key = tl.load(keys + key_at, mask=inside, other=0.0)
         value = tl.load(values + key_at, mask=inside, other=0.0)
 
-        seen = tl.load(bias + b * length + at, mask=is_written, other=-1.0).to(tl.float32) == 0
         score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-        score = tl.where(seen[None, :], score, NEVER)
+        score = tl.where(is_written[None, :], score, NEVER)
 
         higher = tl.maximum(highest, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
@@ -156,7 +158,6 @@ def attend(
     cache: Tensor,
     prefix: Prefix,
     place: Tensor,
-    bias: Tensor,
     angles: tuple[Tensor, Tensor],
     norms: HeadNorms,
 ) -> Tensor:
@@ -167,7 +168,6 @@ def attend(
         cache: (2, B, L, K, D), gets the keys and values at `place`.
         prefix: the first places of the cache, which are those of each row's prompt.
         place: (1,).
-        bias: (B, 1, 1, L), 0 where a row looks.
         angles: cosines and signed sines (B', 1, 1, D), as in `FusedWeights.angles`.
         norms: of the heads.
     """
@@ -190,7 +190,7 @@ def attend(
 
     scale = D**-0.5 / math.log(2)  # of scores for exp2
     _attend_kernel[(size, K)](
-        query, *cache, prefix.size, prefix.rows, bias, place, out, L, scale,
+        query, *cache, prefix.size, prefix.rows, prefix.starts, place, out, L, scale,
         H, K, D, DP, RP, TILE, num_warps=1,
     )  # fmt: skip
 
