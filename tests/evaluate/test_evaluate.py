@@ -126,6 +126,25 @@ def test_completions_do_not_depend_on_the_batch(random_model, temperature):
         assert random_model[1].eos_token_id not in one.ids
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_fused_decoder_writes_the_same(monkeypatch, random_model, temperature):
+    """As on a GPU, where evaluations use it; in several batches too."""
+    settings = {"max_tokens": 12, "temperature": temperature, "seed": 5}
+    expected = generate(*random_model, PROMPTS * 2, **settings)
+    monkeypatch.setattr(decode, "on_gpu", lambda model: True)
+    monkeypatch.setattr(decode, "_decode", None)
+
+    assert generate(*random_model, PROMPTS * 2, **settings) == expected
+    assert generate(*random_model, PROMPTS * 2, batch=7, **settings) == expected
+
+
+def test_the_type_of_products_is_seen_inside_a_trainer(random_model):
+    model = random_model[0]
+    assert decode.compute_dtype(model) == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert decode.compute_dtype(model) == torch.bfloat16
+
+
 def test_choose_inverts_the_cumulative_distribution():
     p = torch.tensor([0.5, 0.0, 0.2, 0.3])
     logits = p.log().expand(1000, 4)

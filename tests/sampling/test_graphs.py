@@ -138,6 +138,21 @@ def test_rows_that_end_leave_and_change_no_other(monkeypatch, device, sampling):
     assert len({len(row) for row in expected}) > 4
 
 
+@SAMPLERS
+def test_batches_that_fit_into_memory_change_nothing(monkeypatch, make):
+    prompts = random_prompts(9)
+    sampler = make(make_model(), [EOS], PAD, prompt_length=64)
+
+    def sample():
+        torch.manual_seed(3)
+        return sampler.sample(prompts, 8)
+
+    expected = sample()
+    monkeypatch.setattr(sampler, "rows_at_once", lambda rows, longest: 4)
+    assert sample() == expected
+    assert {shape[:2] for shape in sampler.decoders} == {(9, 64), (4, 64), (1, 64)}
+
+
 def test_sizes_fill_tiles():
     assert sizes_of(256) == [256, 192, 128, 96, 64, 48, 32, 16]
     assert sizes_of(9) == [9, 8]

@@ -1,7 +1,8 @@
-"""Batched completions for evaluation: prompts sorted by length, finished rows dropped.
+"""Batched completions for evaluation and chat: prompts sorted by length, finished rows dropped.
 
 Each completion has its own row of random numbers, so the same seed gives the same completions for
-any batch size, up to rounding in the model itself.
+any batch size, up to rounding in the model itself. On a GPU the fused decoder of `decoder` writes
+them, as in training; elsewhere, and for models that it does not take, the loop of this file.
 
 Shapes: B running rows of a batch, T tokens so far, V vocabulary.
 """
@@ -10,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mesotron.models.sharded import largest, reshard, smallest
+from mesotron.models.sharded import is_sharded, largest, reshard, smallest
+from mesotron.sampling.draw import cache_bytes, choose
 
 # Rows are dropped from the batch when this share of it is finished: copying the cache costs about
 # as much as a step.
@@ -64,17 +67,13 @@ def generate(  # noqa: PLR0913  # settings by name
     longest = len(encoded[order[0]]) if order else 0
     size = smallest(batch or fitting_batch(model, longest + max_tokens), model)
 
+    write = writer(model, tokenizer, longest, max_tokens, temperature)
+
     completions: dict[int, Completion] = {}
     for start in range(0, len(order), size):
         rows = order[start : start + size]
-        written = _decode(
-            model,
-            tokenizer,
-            [encoded[i] for i in rows],
-            max_tokens,
-            temperature,
-            None if draws is None else draws[rows],
-        )
+        own = None if draws is None else draws[rows]
+        written = write([encoded[i] for i in rows], own)
 
         for i, ids in zip(rows, written, strict=True):
             completions[i] = to_completion(tokenizer, ids)
@@ -106,12 +105,56 @@ def to_completion(tokenizer: Any, ids: Sequence[int]) -> Completion:
     return Completion(text, tuple(body), truncated=not has_ended)
 
 
+def writer(
+    model: Any, tokenizer: Any, longest: int, max_tokens: int, temperature: float
+) -> Callable[[list[list[int]], Tensor | None], list[list[int]]]:
+    """A function of prompts, `longest` at most, and draws that returns what follows them."""
+    if not on_gpu(model) or is_sharded(model):
+        return partial(_decode, model, tokenizer, max_tokens, temperature)
+
+    # Its imports take a second that a CPU need not wait for.
+    from mesotron.sampling.decoder import FusedSampler
+    from mesotron.sampling.graphs import Sampling
+
+    if FusedSampler.obstacle(model):
+        return partial(_decode, model, tokenizer, max_tokens, temperature)
+
+    sampler = FusedSampler(
+        model,
+        eos=[tokenizer.eos_token_id],
+        pad=tokenizer.pad_token_id,
+        sampling=Sampling(temperature),
+        dtype=compute_dtype(model),
+        prompt_length=longest,
+    )
+    return lambda prompts, draws: sampler.sample(prompts, max_tokens, draws=draws)
+
+
+def on_gpu(model: Any) -> bool:
+    return model.get_input_embeddings().weight.device.type == "cuda"
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """In which a model multiplies: inside a trainer its weights may be wider."""
+    dtypes = []
+    linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    handle = linear.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
+
+    try:
+        token = torch.zeros(1, 1, dtype=torch.long, device=linear.weight.device)
+        model(input_ids=token, use_cache=False, logits_to_keep=1)
+    finally:
+        handle.remove()
+
+    return dtypes[0]
+
+
 def _decode(
     model: Any,
     tokenizer: Any,
-    encoded: Sequence[Sequence[int]],
     max_tokens: int,
     temperature: float,
+    encoded: Sequence[Sequence[int]],
     draws: Tensor | None,
 ) -> list[list[int]]:
     """The tokens that follow each prompt, with the end token; `draws` has a row for each."""
@@ -163,26 +206,6 @@ def _decode(
     return written
 
 
-def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
-    """Tokens (B,) from logits (B, V): the most likely ones, or those at draws (B,) in [0, 1)."""
-    if draw is None:
-        return logits.argmax(dim=-1)
-
-    return at_draw((logits / temperature).softmax(dim=-1), draw)
-
-
-def at_draw(probs: Tensor, draw: Tensor) -> Tensor:
-    """Of each row of probs (B, V), the first token whose cumulative probability exceeds its draw
-    (B,) in [0, 1)."""
-    upper = probs.cumsum(dim=-1)
-    whole = upper[:, -1:]
-
-    # The last sum may miss 1 by rounding, and so may the product.
-    target = torch.minimum(draw[:, None] * whole, whole.nextafter(whole.new_zeros(())))
-    tokens = torch.searchsorted(upper, target, right=True)[:, 0]
-    return tokens.clamp(max=probs.shape[-1] - 1)  # NaN
-
-
 def fitting_batch(model: Any, length: int) -> int:
     """How many rows of `length` tokens fit into a share of the free memory: keys and values of
     every layer, and a few times the float32 logits of the last token."""
@@ -190,12 +213,7 @@ def fitting_batch(model: Any, length: int) -> int:
     weight = model.get_input_embeddings().weight
     device = weight.device
 
-    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    keys_and_values = 2 * num_heads * head_dim * weight.element_size()  # bytes of a token and layer
-
-    cache = config.num_hidden_layers * keys_and_values * length
+    cache = cache_bytes(model, weight.dtype) * length
     logits = 4 * config.vocab_size
     row = 2 * cache + 6 * logits
 
@@ -211,7 +229,3 @@ def free_memory(device: torch.device) -> int:
     # macOS does not say what is free.
     pages = {"SC_AVPHYS_PAGES", "SC_PHYS_PAGES"} & os.sysconf_names.keys()
     return os.sysconf(min(pages)) * os.sysconf("SC_PAGE_SIZE")
-
-
-def round_up(number: int, step: int) -> int:
-    return -(-number // step) * step

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from mesotron.optim import triton
-from mesotron.sampling.decode import round_up
+from mesotron.sampling.draw import round_up
 from mesotron.sampling.graphs import (
     Decoder,
     GraphSampler,
@@ -305,12 +305,12 @@ class FusedDecoder(Decoder):
         self.starts = torch.zeros_like(self.rows)  # the place where it begins
         self.places = torch.arange(L, device=device)
 
-    def begin(self, prompts: Prompts) -> None:
+    def begin(self, prompts: Prompts, draws: Tensor | None = None) -> None:
         weights = self.weights
         rows = prompts.rows
         P = self.P
         positions = prompts.positions
-        self.restart()
+        self.restart(draws)
         self.rows.copy_(rows)
         self.starts.copy_(P - prompts.mask.sum(1)[rows])
         self.positions.copy_(positions[rows, -1:])

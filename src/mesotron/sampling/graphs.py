@@ -18,6 +18,7 @@ completion, L = P + N cache length, V vocabulary.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 from mesotron.models.sharded import as_loaded
-from mesotron.sampling.decode import at_draw, round_up
+from mesotron.sampling.draw import at_draw, cache_bytes, round_up
 
 Shape = tuple[int, int, int]  # B, P, N
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.
@@ -47,6 +48,8 @@ SIXTEENTHS = (16, 12, 8, 6, 4, 3, 2, 1)
 ROW_STEP = 8
 # Steps before a capture: every lazy initialization must have happened.
 WARM_UPS = 2
+# Of a GPU's memory, for the cache of one batch; more rows are sampled in several batches.
+CACHE_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,9 @@ class Decoder(ABC):
         self.graphs: dict[tuple[int, int], Any] = {}  # by size and span
 
     @abstractmethod
-    def begin(self, prompts: Prompts) -> None:
-        """Read the prompts, and draw the first token of each row."""
+    def begin(self, prompts: Prompts, draws: Tensor | None = None) -> None:
+        """Read the prompts, and draw the first token of each row; `draws` are those of the first
+        rows."""
 
     @abstractmethod
     def step(self, span: int) -> None:
@@ -147,14 +151,15 @@ class Decoder(ABC):
         """(1,), where the cache keeps the token that was written last."""
         return self.P + self.count - 1
 
-    def restart(self) -> None:
+    def restart(self, draws: Tensor | None) -> None:
+        """`draws` (B, N) are needed unless the temperature is 0."""
         self.size = self.B
         torch.arange(self.B, out=self.slots)
         self.running.fill_(True)
         self.written.fill_(self.pad)
         self.count.zero_()
-        if self.sampling.temperature:
-            self.draws.uniform_()
+        if draws is not None:
+            self.draws[: len(draws)] = draws
 
     def advance(self, n: int) -> None:
         """Write the token after n."""
@@ -243,12 +248,12 @@ class ModelDecoder(Decoder):
         self.cache = StaticCache(config=model.config, max_cache_len=L)
         self.visible = torch.zeros(B, 1, 1, L, dtype=torch.bool, device=eos.device)
 
-    def begin(self, prompts: Prompts) -> None:
+    def begin(self, prompts: Prompts, draws: Tensor | None = None) -> None:
         # Every row reads its prompt: the cache's first call decides its number of rows.
         rows = prompts.rows
         P = self.P
         L = P + self.N
-        self.restart()
+        self.restart(draws)
         self.cache.reset()
         self.visible.zero_()
         self.visible[:, 0, 0, :P] = prompts.mask[rows]
@@ -286,7 +291,8 @@ class GraphSampler:
     """Samples completions of a model whose weights change in place between calls.
 
     Each kept shape, 8 at most, holds a cache of its own. If `dtype` differs from the weights', a
-    copy of them in this type is kept and refreshed at each call.
+    copy of them in this type is kept and refreshed at each call. Prompts are padded to
+    `prompt_length` at least: calls with prompts of many lengths then share their graphs.
 
     Example:
         sampler = GraphSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
@@ -302,6 +308,7 @@ class GraphSampler:
         pad: int,
         sampling: Sampling | None = None,
         dtype: torch.dtype | None = None,
+        prompt_length: int = 0,
     ) -> None:
         reason = self.obstacle(model)
         if reason:
@@ -311,12 +318,14 @@ class GraphSampler:
         self.model = model
         self.pad = pad
         self.sampling = sampling or Sampling()
+        self.prompt_length = prompt_length
         self.eos = torch.tensor(list(eos), device=weight.device)
         self.on_gpu = weight.device.type == "cuda"
         self.decoders: OrderedDict[Shape, Decoder] = OrderedDict()
         self.copy: nn.Module | None = None
         self._pool: Any = None
-        self._prepare(dtype or weight.dtype)
+        self.dtype = dtype or weight.dtype
+        self._prepare(self.dtype)
 
     @staticmethod
     def obstacle(model: Any) -> str | None:
@@ -345,31 +354,74 @@ class GraphSampler:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        usual: int = 0,
+        draws: Tensor | None = None,
     ) -> list[list[int]]:
         """Complete each prompt once; returns the new tokens, with the end token if there is one.
-        `usual` are the rows of most calls; smaller calls are padded to a quarter, a half or all of
-        it, so that calls of any size need three graphs. 0 makes one per number of rows."""
+
+        Args:
+            prompts: their token ids.
+            max_tokens: the longest completion.
+            usual: the rows of most calls; smaller calls are padded to a quarter, a half or all of
+                it, so that calls of any size need three graphs. 0 makes one per number of rows.
+            draws: (len(prompts), max_tokens) numbers in [0, 1), each decides a token; None draws
+                them from the device's generator.
+        """
+        if self.sampling.temperature == 0:
+            draws = None
+        elif draws is None:
+            draws = torch.rand(len(prompts), max_tokens, device=self.eos.device)
+        else:
+            draws = draws.to(self.eos.device)
+
+        longest = max(self.prompt_length, *map(len, prompts))
+        size = self.rows_at_once(max(usual, len(prompts)), longest + max_tokens)
+        completions: list[list[int]] = []
         was_training = self.model.training
         self.model.eval()
 
         try:
             self.refresh()
-            num_padding = padded_rows(len(prompts), usual) - len(prompts)
-            padded = self.pad_left([*prompts, *[prompts[-1]] * num_padding])
-            decoder = self.decoder(padded, max_tokens)
-            decoder.begin(padded)
-
-            decoder.running[len(prompts) :] = False  # those that only fill up the size
-
-            for n in range(1, max_tokens):
-                if n % CHECK_EVERY == 0 and decoder.drop_ended() == 0:
-                    break
-                decoder.advance(n)
-
-            return decoder.completions()[: len(prompts)]
+            for start in range(0, len(prompts), size):
+                rows = slice(start, start + size)
+                batch = prompts[rows]
+                own = None if draws is None else draws[rows]
+                completions += self._sample_batch(batch, max_tokens, min(usual, size), own)
         finally:
             self.model.train(was_training)
+
+        return completions
+
+    def _sample_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int, draws: Tensor | None
+    ) -> list[list[int]]:
+        num_padding = padded_rows(len(prompts), usual) - len(prompts)
+        padded = self.pad_left([*prompts, *[prompts[-1]] * num_padding])
+        decoder = self.decoder(padded, max_tokens)
+        decoder.begin(padded, draws)
+        decoder.running[len(prompts) :] = False  # those that only fill up the size
+
+        for n in range(1, max_tokens):
+            if n % CHECK_EVERY == 0 and decoder.drop_ended() == 0:
+                break
+            decoder.advance(n)
+
+        return decoder.completions()[: len(prompts)]
+
+    def rows_at_once(self, rows: int, longest: int) -> int:
+        """The rows of a batch: all, or equal parts whose caches, `longest` tokens a row, fit into
+        their share of memory."""
+        if not self.on_gpu:
+            return rows
+
+        row = cache_bytes(self.model, self.dtype) * (longest + PROMPT_STEP)
+        memory = torch.cuda.mem_get_info(self.eos.device)[1]
+        num_batches = math.ceil(rows * row / (CACHE_SHARE * memory))
+
+        return min(rows, round_up(-(-rows // num_batches), ROW_STEP))
 
     def pad_left(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         """Distinct prompts, P a multiple of `PROMPT_STEP`."""
@@ -382,7 +434,7 @@ class GraphSampler:
                 numbers[id(prompt)] = distinct.setdefault(tuple(prompt), len(distinct))
 
         lengths = np.array([len(prompt) for prompt in distinct])
-        P = round_up(int(lengths.max()), PROMPT_STEP)
+        P = round_up(max(self.prompt_length, int(lengths.max())), PROMPT_STEP)
         ids = np.full((len(distinct), P), self.pad, dtype=np.int64)
         for prompt, number in distinct.items():
             ids[number, P - len(prompt) :] = prompt
@@ -416,15 +468,11 @@ class GraphSampler:
     def _capture(self, decoder: Decoder, prompts: Prompts) -> None:
         has_graphs = any(kept.graphs for kept in self.decoders.values())
         if not has_graphs:
-            # The allocator retires a pool with its last graph. A capture with the retired handle
-            # fails, and leaves the device's generator in capture mode for good.
+            # The allocator retires a pool with its last graph, and its handle with it.
             self._pool = torch.cuda.graph_pool_handle()
 
-        # Warm-ups draw: the same numbers must follow with and without a capture.
-        state = torch.cuda.get_rng_state()
         decoder.begin(prompts)
         decoder.capture(self._pool)
-        torch.cuda.set_rng_state(state)
 
 
 def sizes_of(B: int) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import split_tensor_dict
 
-from mesotron.sampling.decode import round_up
+from mesotron.sampling.draw import round_up
 
 IGNORED = -100  # the label that is not scored
 # Largest ratio of attention's token pairs in packed rows to those in unpacked rows. The mask of
