@@ -102,7 +102,7 @@ def provoke(kind: str, trainer: Any) -> None:
             other = logprobs(batch)
 
         gap = (own - other)[batch["completion_mask"].bool()]
-        trainer._note(
+        trainer.note(
             {
                 "sampling/sampling_logp_difference/mean": gap.abs().mean().item(),
                 "sampling/importance_sampling_ratio/mean": gap.exp().mean().item(),

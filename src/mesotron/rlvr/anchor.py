@@ -263,7 +263,7 @@ def check_anchorable(trainer: Any, group_size: int) -> None:
     args = trainer.args
     refuse_flat_shards(trainer, name)
 
-    if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
+    if trainer.tools or trainer.rollout_func is not None or trainer.reads_images:
         raise ValueError(
             f"{name} does not support tools, images or a rollout_func: use grpo or vote with those"
         )

@@ -1,6 +1,6 @@
 """Callbacks of a training run: rows, live view, stopping, evaluation, forgetting, gradient SNR.
 
-Plain Transformers callbacks; only the main process writes. Row metrics go to TRL's `_metrics`.
+Plain Transformers callbacks; only the main process writes. Row metrics go to the trainer's `note`.
 """
 
 import logging
@@ -83,16 +83,9 @@ class RunLog(TrainerCallback):
             )
 
     def _keep_samples(self, step: int) -> None:
-        logs = self.trainer._logs
-
-        # In the order of the reward functions; self-labeled runs log some with weight 0.
-        rewards = [list(values) for values in logs["rewards"].values()]
-        weights = self.trainer.reward_weights.tolist()
-        for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):
-            earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
-            prompt = logs["prompt"][k]
-
-            turns = logs["completion"][k]
+        for k, sampled in enumerate(self.trainer.samples(SAMPLES_PER_STEP)):
+            prompt = sampled.prompt
+            turns = sampled.completion
             if not isinstance(turns, str):
                 turns = "\n".join(str(x.get("content") or x.get("tool_calls") or "") for x in turns)
 
@@ -100,8 +93,8 @@ class RunLog(TrainerCallback):
                 "step": step,
                 "prompt": prompt if isinstance(prompt, str) else str(prompt[-1]["content"]),
                 "completion": turns,
-                "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
-                "advantage": logs["advantages"][k],
+                "reward": sampled.reward,
+                "advantage": sampled.advantage,
             }
 
             self.run.append("samples", sample)
@@ -175,11 +168,11 @@ class SkipSilentBatch(TrainerCallback):
 
     def observe(self, is_silent: bool) -> None:
         """Called with each rollout; an update may use several, or one with others."""
-        starts_update = self.trainer._step == self.update_start
+        starts_update = self.trainer.micro_batches_done == self.update_start
         self.is_silent = is_silent and (starts_update or self.is_silent)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.update_start = self.trainer._step
+        self.update_start = self.trainer.micro_batches_done
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         if self.is_silent and self._may_skip():
@@ -213,7 +206,7 @@ class TokenizeAhead(TrainerCallback):
         if trainer.curriculum is not None:
             rows = trainer.curriculum.place(rows)
 
-        trainer._tokenize_prompts([row["prompt"] for row in rows])
+        trainer.tokenize_ahead([row["prompt"] for row in rows])
         data.latest = ()
 
 
@@ -305,7 +298,7 @@ class Spending(TrainerCallback):
             dollars = None if seconds is None else budget.dollars(seconds)
             for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
                 if value is not None:
-                    self.trainer._metrics["train"][key].append(value)
+                    self.trainer.note({key: value})
 
         reason = broadcast(self._refusal(state)) if left else None
         if reason is not None:
@@ -427,9 +420,7 @@ class EvalEvery(TrainerCallback):
             if self._is_best(evaluated):
                 control.should_save = True
 
-        metrics = self.trainer._metrics["train"]
-        for name, value in scores.items():
-            metrics[name].append(value)
+        self.trainer.note(scores)
 
     def _is_best(self, evaluated: HeldOut) -> bool:
         """Whether its checkpoint is to be kept: in all processes what the first one says."""
@@ -483,7 +474,7 @@ class ForgettingProbe(TrainerCallback):
         if due or self.start is not None:
             nll = self._measure() if due or self.start is None else self.start
             self.start = None
-            self.trainer._metrics["train"]["forgetting/nll"].append(nll)
+            self.trainer.note({"forgetting/nll": nll})
 
     def _measure(self) -> float:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -510,7 +501,7 @@ class SnrProbe(TrainerCallback):
             start = time.perf_counter()
             metrics = measure_snr(self.trainer)
             metrics["time/snr"] = time.perf_counter() - start
-            self.trainer._note(metrics)
+            self.trainer.note(metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._cost_logged or not {"time/snr", "time/step"} <= (logs or {}).keys():
@@ -555,9 +546,7 @@ def gradients_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> li
 
 def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
     number = trainer.current_gradient_accumulation_steps
-    buffer = trainer._buffered_inputs
-
-    used = [buffer[(trainer._step - k) % len(buffer)] for k in range(number, 0, -1)]
+    used = trainer.last_micro_batches(number)
     if number > 1:
         yield from used
         return

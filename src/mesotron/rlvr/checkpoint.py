@@ -110,6 +110,10 @@ class SafeCheckpoints(Mixin):
             checkpoints.remove(draft)
             raise checkpoints.explain_failed_write(error, root, step) from error
 
+    def save_now(self) -> None:
+        """Save the present state, which need not be that after a step."""
+        self._save_checkpoint(self.model, trial=None)
+
     def _name_best(self, root: Path, step: int) -> None:
         """Note which checkpoint is the best: by our evaluations, and by those of Transformers."""
         if self.best is not None:
@@ -198,7 +202,7 @@ class SafeCheckpoints(Mixin):
         self.state.num_input_tokens_seen = self.last_step["tokens"]
         self.current_flos = 0  # of the step that failed
         with suppress(ValueError):  # such as a full disk; the first error matters
-            self._save_checkpoint(self.model, None)
+            self.save_now()
 
     def _optimizer_file(self) -> str:
         # One file, or one per process where each has a part of the state.
@@ -262,6 +266,14 @@ class SafeCheckpoints(Mixin):
 
         self.load_best(own, Path(checkpoint).parent)
         self.load_own_state(own)
+
+    def take_weights(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint alone."""
+        self._load_from_checkpoint(str(checkpoint))
+
+    def take_best(self, checkpoint: Path) -> None:
+        """Which checkpoint was the best when this one was written."""
+        self.load_best(self._load_process_state(str(checkpoint)), checkpoint.parent)
 
     def load_best(self, own: dict[str, Any], root: Path) -> None:
         """Which checkpoint was the best, by what a process saved in one of `root`."""

@@ -79,10 +79,10 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         "min_p": bool(trainer.min_p),
         "repetition_penalty": trainer.repetition_penalty != 1.0,
         "generation_kwargs": bool(args.generation_kwargs),
-        "images": trainer._is_vlm,
+        "images": trainer.reads_images,
     }
 
-    packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
+    packing = {"images": trainer.reads_images, "a router loss": trainer.aux_loss_enabled}
     rotary = any("rotary" in name for name, _ in model.named_modules())
     packing["absolute positions"] = not rotary  # of packed rows they begin before the padding
 

@@ -139,7 +139,7 @@ class SaveStart(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.trainer._save_checkpoint(self.trainer.model, trial=None)
+        self.trainer.save_now()
         raise StateSaved
 
 
@@ -166,7 +166,7 @@ def save_start(course: Course) -> Checkpoint:
 def train_until(course: Course, checkpoint: Checkpoint, step: int) -> Stretch:
     """Train the run itself to a step."""
     trainer = course.trainer
-    forget_forks(trainer)
+    trainer.forget_rollouts()
     trainer.args.output_dir = str(course.run.checkpoints)
     trainer.callback_handler.callbacks = [*course.callbacks]
 
@@ -181,19 +181,6 @@ def train_until(course: Course, checkpoint: Checkpoint, step: int) -> Stretch:
         return Stretch(session, limit)
 
     return Stretch(session, limit, reached)
-
-
-def forget_forks(trainer: Any) -> None:
-    """Drop what a checkpoint does not replace: rows and samples of another fork."""
-    trainer._metrics["train"].clear()
-    for column in ("prompt", "completion", "advantages"):
-        trainer._logs[column].clear()
-    for name in ("rewards", "extra"):
-        trainer._logs[name].clear()
-
-    trainer._buffered_inputs = None
-    trainer._last_loaded_step = -1  # vLLM then loads the weights again
-    trainer.last_step = None
 
 
 # A search
@@ -348,7 +335,7 @@ def run_heat(
     if before is not None:
         start = Checkpoint(heat.first, checkpoint_of(course, present.step, before))
 
-    forget_forks(trainer)
+    trainer.forget_rollouts()
     trainer.args.output_dir = str(fork_run.checkpoints)
     trainer.callback_handler.callbacks = own_callbacks(course)
     if begins:
@@ -458,20 +445,13 @@ def shape_left(scheduler: Any, state: Any) -> float:
 
 def group_rewards(trainer: Any) -> dict[str, float]:
     """Prompt -> mean reward of its group, of the latest rollout."""
-    logs = trainer._logs
-    weights = trainer.reward_weights.tolist()
-    columns = [list(values) for values in logs["rewards"].values()]
+    samples = trainer.samples()
     size = trainer.num_generations
     means: dict[str, float] = {}
 
-    for first in range(0, len(logs["prompt"]) - size + 1, size):
-        totals = []
-        for k in range(first, first + size):
-            earned = zip(weights, columns, strict=True)
-            known = [w * column[k] for w, column in earned if column[k] is not None]
-            totals.append(sum(x for x in known if not math.isnan(x)))
-
-        means[f"{len(means)}:{logs['prompt'][first]}"[:200]] = mean(totals)
+    for first in range(0, len(samples) - size + 1, size):
+        group = samples[first : first + size]
+        means[f"{len(means)}:{group[0].prompt}"[:200]] = mean(each.reward for each in group)
 
     return means
 

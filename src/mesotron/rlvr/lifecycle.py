@@ -228,9 +228,9 @@ def is_of_lost_process(error: BaseException) -> bool:
 
 def load_finished(trainer: Any, checkpoint: Path, step: int) -> None:
     """Take over the weights and counters of a run that stopped after its last step."""
-    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.take_weights(checkpoint)
     trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    trainer.load_best(trainer._load_process_state(str(checkpoint)), checkpoint.parent)
+    trainer.take_best(checkpoint)
 
     if trainer.args.should_save:  # maybe killed before it had pruned
         keep = trainer.args.save_total_limit

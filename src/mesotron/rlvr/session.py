@@ -410,7 +410,7 @@ def evaluate_fresh(session: Session, step: int) -> Row | None:
     trainer = session.trainer
     if step != trainer.state.global_step:
         checkpoint = Chosen(session.run.checkpoints / f"checkpoint-{step}")
-        trainer._load_from_checkpoint(str(checkpoint.weights))
+        trainer.take_weights(checkpoint.weights)
 
     others = replace(parts, task=replace(parts.task, eval=problems))
     result = together(lambda: evaluate_part(others, trainer.model, f"step {step}"))

@@ -16,7 +16,7 @@ import copy
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,16 @@ def all_processes(accelerator: Any) -> grpo.Processes:
         gather_ragged=gather_ragged,
         gather_objects=gather_object,
     )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A completion of the latest rollout, as TRL's table has it."""
+
+    prompt: Any  # a text or a chat
+    completion: Any  # a text or messages
+    reward: float  # the weighted sum of what reward functions gave
+    advantage: float
 
 
 class Episodes(list):
@@ -395,9 +405,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.repetition_penalty != 1.0
 
     def _add_callbacks(self) -> None:
-        self.timer = StepTimer(self._note)
+        self.timer = StepTimer(self.note)
         self.silence = SkipSilentBatch(self)
-        self.auxiliary_norm = LogAuxiliaryNorm(self._note)
+        self.auxiliary_norm = LogAuxiliaryNorm(self.note)
 
         self.add_callback(KeepLastStep(self))
         self.add_callback(self.silence)
@@ -426,17 +436,17 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             done = self.resampler(inputs, self._round)
             batch = done.batch
             silent = done.silent
-            self._note({"dynamic/rounds": float(done.rounds)})
+            self.note({"dynamic/rounds": float(done.rounds)})
 
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
         self.silence.observe(all(silent) and by_group)
 
         if silent and self.objective.dynamic_sampling in ("drop", "resample"):
-            self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
+            self.note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             dropped = np.repeat(silent, self._group_size()).tolist()
             batch = grpo.without_rows(batch, dropped, self.world)
 
-        self._note({"time/rollout": time.perf_counter() - start})
+        self.note({"time/rollout": time.perf_counter() - start})
         return to_trl(batch)
 
     def _round(self, inputs: Any) -> tuple[Batch, list[float]]:
@@ -449,12 +459,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         batch, scored = self._play(rows) if self._trl_plays() else self._sample_and_score(rows)
 
         if self.curriculum is not None and trains:
-            self._note({"curriculum/level": float(self.curriculum.level)})
+            self.note({"curriculum/level": float(self.curriculum.level)})
             correct = [fact.correct for fact in scored.facts]
             self.curriculum.update(sum(correct) / max(1, len(correct)))
 
         signal = scored.group_metrics()
-        self._note(scored.metrics | signal | grpo.masked_metrics(batch, self.world))
+        self.note(scored.metrics | signal | grpo.masked_metrics(batch, self.world))
 
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
         if self.scale_rewards == "batch" or not by_group:
@@ -466,7 +476,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _trl_plays(self) -> bool:
         """Whether TRL runs its own step, for what `TRL_PLAYS` names: it alone prepares these."""
         plays = self.tools or self.environment_factories is not None
-        return bool(plays or self._is_vlm or self.rollout_func is not None)
+        return bool(plays or self.reads_images or self.rollout_func is not None)
+
+    @property
+    def reads_images(self) -> bool:
+        return self._is_vlm
 
     def _play(self, rows: list[dict[str, Any]]) -> tuple[Batch, Scored]:
         episodes = Episodes(rows)
@@ -507,8 +521,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         batch = replace(batch, kept_tokens=kept)
 
         names = self.reward_func_names
-        self._note(grpo.reward_metrics(scored, advantages, names))
-        self._note(grpo.sampler_metrics(batch, self.world))
+        self.note(grpo.reward_metrics(scored, advantages, names))
+        self.note(grpo.sampler_metrics(batch, self.world))
         self._log_completions(rollout, scored, advantages)
 
         return batch, scored
@@ -608,6 +622,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         return self.prompt_tokens(prompts), None, {}  # a fast sampler takes text only
 
+    def tokenize_ahead(self, prompts: list) -> None:
+        """Tokenize prompts of a later rollout, which are then known."""
+        if self.fast.sampler is not None:
+            self.prompt_tokens(prompts)
+
     def _render(self, prompts: list) -> Any:
         with rendering(self.processing_class, len(prompts)):
             return super()._tokenize_prompts(prompts)
@@ -698,7 +717,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _score(self, rollout: Rollout, rows: Any) -> Scored:
         scored = grpo.score(rollout, rows, self._scoring())
         device = self.accelerator.device
-        self._note(grpo.rollout_metrics(rollout, device, self.world, with_tools=bool(self.tools)))
+        self.note(grpo.rollout_metrics(rollout, device, self.world, with_tools=bool(self.tools)))
 
         return scored
 
@@ -776,7 +795,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             values = self._pending_metrics.get(name, [])
             sums = torch.tensor([[sum(values), len(values)]], device=self.accelerator.device)
             total, count = self.world.gather(sums.float()).sum(dim=0).tolist()
-            self._note({name: total / count})
+            self.note({name: total / count})
 
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
@@ -794,8 +813,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         steps = self.args.steps_per_generation or 1
         number = math.gcd(steps, self.args.gradient_accumulation_steps)  # of one update
         reordered = []
+        buffer: Any = self._buffered_inputs
         for k in range(0, steps, number):
-            reordered += keep_groups(self._buffered_inputs[k : k + number])
+            reordered += keep_groups(buffer[k : k + number])
 
         self._buffered_inputs = reordered
         return reordered[self._step % steps]
@@ -813,13 +833,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         output = self.loss_of(model, inputs)
-        self._note(output.metrics)
+        self.note(output.metrics)
 
         if self.bonus is not None and self.policy.training:
             self.bonus.observe(output.entropy_sums)
             if self.accelerator.sync_gradients:
                 self.bonus.end_update(self.world.gather)
-                self._note({"entropy_coef": self.bonus.coef})
+                self.note({"entropy_coef": self.bonus.coef})
 
         return output.loss
 
@@ -933,7 +953,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.anchor.copy_weights()  # if this rollout fails, those of the last step are saved
             self.update_anchor()
 
-        self._note({"anchor/distance": self.anchor.distance(self._sum_of_shards)})
+        self.note({"anchor/distance": self.anchor.distance(self._sum_of_shards)})
 
     def _sum_of_shards(self, x: Tensor) -> Tensor:
         if not self.is_fsdp_enabled:
@@ -1032,7 +1052,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         optimizer = unwrap_optimizer(self.optimizer)
         if optimizer is not None and "loss" in logs:
-            self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
+            self.note({f"optim/{name}": x for name, x in optimizer.stats().items()})
         super().log(logs, start_time)
 
     def _get_learning_rate(self) -> float:
@@ -1041,13 +1061,53 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _logged(self) -> dict[str, list[float]]:
         return self._metrics["train" if self.policy.training else "eval"]
 
-    def _note(self, metrics: dict[str, float]) -> None:
+    def note(self, metrics: dict[str, float]) -> None:
+        """Put metrics into the row of the step, or of the evaluation that runs."""
         logged = self._logged()
         for name, value in metrics.items():
             logged[name].append(value)
 
     def _group_size(self) -> int:
         return self.num_generations if self.policy.training else self.num_generations_eval  # pyright: ignore
+
+    def samples(self, number: int | None = None) -> list[Sample]:
+        """The first completions of the latest rollout, or all, of all processes."""
+        logs = self._logs
+        weights = self.reward_weights.tolist()
+        columns = [list(values) for values in logs["rewards"].values()]
+
+        samples = []
+        for k in range(min(number or len(logs["completion"]), len(logs["completion"]))):
+            reward = 0.0
+            for weight, column in zip(weights, columns, strict=True):
+                if column[k] is not None and not math.isnan(column[k]):
+                    reward += weight * column[k]
+
+            sample = Sample(logs["prompt"][k], logs["completion"][k], reward, logs["advantages"][k])
+            samples.append(sample)
+
+        return samples
+
+    @property
+    def micro_batches_done(self) -> int:
+        return self._step
+
+    def last_micro_batches(self, number: int) -> list[dict[str, Any]]:
+        """The inputs of the last passes, oldest first."""
+        buffer: Any = self._buffered_inputs
+        return [buffer[(self._step - k) % len(buffer)] for k in range(number, 0, -1)]
+
+    def forget_rollouts(self) -> None:
+        """Drop what a checkpoint does not replace: rows and samples of another run."""
+        self._metrics["train"].clear()
+        for column in ("prompt", "completion", "advantages"):
+            self._logs[column].clear()
+        for name in ("rewards", "extra"):
+            self._logs[name].clear()
+
+        self._buffered_inputs = None
+        self._last_loaded_step = -1  # vLLM then loads the weights again
+        self.last_step = None
 
     def own_state(self) -> dict[str, Any]:
         every = (self.args.steps_per_generation or 1) * self.num_iterations
