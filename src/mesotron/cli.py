@@ -50,6 +50,7 @@ from mesotron.runs.process import (
     is_main,
     mark_start,
     num_processes,
+    tell_launcher,
 )
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 from mesotron.runs.trust import code_names, names_code, search_working_folder
@@ -192,7 +193,9 @@ def message_for_user(error: BaseException) -> str | None:
 
 
 def fail(message: str, code: int = 2) -> int:
-    print(f"mesotron: {printable(' '.join(message.split()))}", file=sys.stderr)
+    sentence = f"mesotron: {printable(' '.join(message.split()))}"
+    print(sentence, file=sys.stderr)
+    tell_launcher(sentence)
     return code
 
 

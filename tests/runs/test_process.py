@@ -30,6 +30,19 @@ from support.rlvr_tiny import make_trainer
 SMALL = "--steps 1 --device cpu --task.num-eval 1 --batch 2 --max-tokens 2"
 
 
+def test_a_failure_is_left_for_the_launcher(tmp_path, monkeypatch, capsys):
+    """In the form in which torchrun reads it; it ends with the reason then."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert cli.main(["train", "--stepz", "3"]) == 2
+
+    sentence = capsys.readouterr().err.strip()
+    failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
+    assert "--stepz" in sentence
+    assert f"traceback : {sentence}" in str(ChildFailedError("mesotron", {0: failure}))
+
+
 def test_ranks(monkeypatch):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_USE_FSDP"):
         monkeypatch.delenv(name, raising=False)

@@ -1,6 +1,7 @@
 """What GRPO and the warm start share of a run's life: open its folder, show it, train, stop."""
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from mesotron.runs.trust import code_names, code_settings
 from mesotron.watch.budget import Budget, why_over
 
 log = logging.getLogger("mesotron")
+GLOO_ERROR = re.compile(r"/gloo/\S*\] (.+?)(?:\. |\)$)")
 LOUD_LIBRARIES = ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes")
 
 
@@ -203,11 +205,12 @@ def explain_failure(plan: Plan[Any]) -> Iterator[None]:
 
         saved, _ = newest_whole(plan.path / "checkpoints")
         place = f"step {saved.step}" if saved else "the start"
-        after = f"once that is fixed, {resume_command(plan)} continues from {place}"
+        after = f"once that is fixed, continue from {place} with {resume_command(plan)}"
 
-        sentence = explain(error)
-        if sentence is None and is_of_lost_process(error):
-            sentence = f"another process ended, see what it says: {describe(error)}"
+        if is_of_lost_process(error):
+            sentence = f"another process or its machine was lost ({why_lost(error)})"
+        else:
+            sentence = explain(error)
 
         if sentence is None:
             log.error(after)  # the traceback of a bug follows
@@ -223,7 +226,14 @@ def is_of_lost_process(error: BaseException) -> bool:
         return False
 
     is_distributed = isinstance(error, torch.distributed.DistError)
-    return is_distributed or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return is_distributed or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
+
+
+def why_lost(error: BaseException) -> str:
+    """The first line of a collective's error, without gloo's place in its code and its advice."""
+    line = describe(error).splitlines()[0]
+    gloo = GLOO_ERROR.search(line)
+    return gloo[1] if gloo else line
 
 
 def load_finished(trainer: Any, checkpoint: Path, step: int) -> None:
@@ -257,16 +267,16 @@ def resume_command(plan: Plan[Any]) -> str:
     if plan.whole is not None:
         return resume_command(plan.whole)
 
-    if isinstance(plan.config, SftConfig):
-        return f"mesotron sft --resume {plan.path}"
+    command = "sft" if isinstance(plan.config, SftConfig) else "train"
+    words = [f"{process.launcher()}mesotron {command} --resume {plan.path}"]
 
     # Code of a run that was not noted is named again: the folder alone is not believed.
-    words = [f"mesotron train --resume {plan.path}"]
-    if is_own(plan.path, code_names(plan.config)):
-        return words[0]
+    if command == "train" and not is_own(plan.path, code_names(plan.config)):
+        for name, values in code_settings(plan.config):
+            flag = name.removesuffix(".parts")
+            words.append(spell(flag, tuple(quote(value) for value in values)))
 
-    for name, values in code_settings(plan.config):
-        flag = name.removesuffix(".parts")
-        words.append(spell(flag, tuple(quote(value) for value in values)))
+    if process.num_machines() > 1:
+        words.append("on every machine")
 
     return " ".join(words)

@@ -1,12 +1,14 @@
 """This process: its rank (from the launcher's variables), stop signals, and access to the hub."""
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -28,6 +30,31 @@ def process_index() -> int:
 def local_index() -> int:
     """The rank of this process on its machine, from 0: which GPU it uses."""
     return _read_number("LOCAL_RANK", 0)
+
+
+def num_machines() -> int:
+    return _read_number("GROUP_WORLD_SIZE", 1)
+
+
+def launcher() -> str:
+    """What started several processes, as the begin of a command; "" for one process alone."""
+    if num_processes() == 1:
+        return ""
+
+    name = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "torchrun"
+    return f"{name} <the same flags> -m "
+
+
+def tell_launcher(message: str) -> None:
+    """Leave the reason of a failure where torchrun and Accelerate look for it: they end with it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+
+    details = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    failure = {"message": {"message": message, "extraInfo": details}}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps(failure))
 
 
 def is_main() -> bool:
