@@ -21,7 +21,7 @@ from rich.table import Table
 from mesotron import __version__
 
 PACKAGES = ("torch", "triton", "transformers", "muon-optimizer", "pytorch-optimizer")
-PACKAGES += ("dion", "gram-newton-schulz")
+PACKAGES += ("dion", "gram-newton-schulz", "emerging-optimizers")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -123,15 +123,30 @@ def _pytorch_optimizer(method: Literal["newton_schulz", "gram_newton_schulz"]) -
     return build
 
 
-def _dion_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
-    from dion import Muon as DionMuon  # pyright: ignore[reportMissingImports]
+def _dion(name: str, **options: object) -> Build:
+    """An optimizer of the package; its kernels are Triton's where `use_triton` is set."""
 
-    return DionMuon(
+    def build(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
+        import dion  # pyright: ignore[reportMissingImports]
+
+        return getattr(dion, name)(params, lr=LR, weight_decay=DECAY, **options)
+
+    return build
+
+
+def _emerging_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
+    from emerging_optimizers.orthogonalized_optimizers import (  # pyright: ignore
+        Muon as EmergingMuon,
+    )
+
+    # A Triton kernel for its symmetric products, where there is a GPU that it knows.
+    return EmergingMuon(
         params,
         lr=LR,
-        mu=MOMENTUM,
+        momentum=MOMENTUM,
         weight_decay=DECAY,
         nesterov=True,
+        use_syrk=params[0].is_cuda,
     )
 
 
@@ -150,6 +165,7 @@ def _gram_newton_schulz(params: list[Tensor], shapes: list[Projection]) -> torch
     )
 
 
+DION: dict[str, Any] = {"package": "dion", "half": True, "cuda": True}
 PEERS = {
     "adamw_fused": Peer(_adamw_fused),
     "muon": Peer(_ours(Muon), filter=muon()),
@@ -179,12 +195,11 @@ PEERS = {
     "gram_newton_schulz": Peer(
         _gram_newton_schulz, package="gram_newton_schulz", filter=muon(), half=True, cuda=True
     ),
-    "dion": Peer(
-        _dion_muon,
-        package="dion",
-        half=True,
-        cuda=True,
-    ),
+    "dion": Peer(_dion("Muon", mu=MOMENTUM, nesterov=True), **DION),
+    "dion_triton": Peer(_dion("Muon", mu=MOMENTUM, nesterov=True, use_triton=True), **DION),
+    "dion_normuon": Peer(_dion("NorMuon", mu=MOMENTUM, nesterov=True, use_triton=True), **DION),
+    "dion2": Peer(_dion("Dion2", use_triton=True, triton_post_ortho=True), **DION),
+    "emerging_muon": Peer(_emerging_muon, package="emerging_optimizers", half=True, cuda=True),
 }
 
 
