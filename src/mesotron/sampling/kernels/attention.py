@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 NEVER = tl.constexpr(-1e30)  # a score that no softmax notices
-TILE = 16  # places of the cache that a program reads at a time; one warp each is fastest
+TILE = 16  # places of the cache that a program reads at a time
+WARPS = 1  # of a program
 LEAST = 16  # sides of a product on tensor cores are at least this long
 
 
@@ -191,7 +192,7 @@ def attend(
     scale = D**-0.5 / math.log(2)  # of scores for exp2
     _attend_kernel[(size, K)](
         query, *cache, prefix.size, prefix.rows, prefix.starts, place, out, L, scale,
-        H, K, D, DP, RP, TILE, num_warps=1,
+        H, K, D, DP, RP, TILE, num_warps=WARPS,
     )  # fmt: skip
 
     return out
