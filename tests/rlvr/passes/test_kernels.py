@@ -17,6 +17,7 @@ from mesotron.rlvr.passes.blocks import (  # noqa: E402
     RaggedPass,
     fused_ops,
 )
+from mesotron.rlvr.passes.kernels import head  # noqa: E402
 from mesotron.rlvr.passes.ragged import (  # noqa: E402
     flash_attend,
     lay_out,
@@ -97,6 +98,48 @@ def test_gates(size, dtype):
     torch.manual_seed(0)
     both = (randn(1, size, dtype=dtype), randn(1, size, dtype=dtype))
     same(FUSED.gated, PLAIN.gated, both, close=CLOSE[dtype])
+
+
+def exact_head(hidden, weight, bias, labels, temperature):
+    logits = hidden @ weight.T
+    if bias is not None:
+        logits = logits + bias
+    logprobs = (logits / temperature).log_softmax(-1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+
+    return logprobs.gather(-1, labels[:, None])[:, 0], entropies
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("V", [50, 5000])
+def test_heads(dtype, biased, V, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", 4)
+    torch.manual_seed(0)
+    hidden = randn(9, 16, dtype=dtype)
+    weight = randn(V, 16, dtype=FLOAT) if dtype == FLOAT else randn(V, 16, dtype=dtype)
+    bias = randn(V, dtype=weight.dtype) if biased else None
+    labels = torch.randint(V, (9,), device=DEVICE)
+    labels[0] = V - 1
+
+    close = {"atol": 5e-2, "rtol": 5e-2} if dtype == HALF else {"atol": 2e-5, "rtol": 2e-5}
+    same(head.score, exact_head, (hidden, weight, bias), labels, 0.7, close=close)
+
+
+def test_only_log_probabilities_have_a_gradient_and_only_once():
+    torch.manual_seed(0)
+    hidden = randn(3, 16)
+    weight = randn(30, 16)
+    labels = torch.tensor([3, 0, 29], device=DEVICE)
+    logprobs, _ = head.score(hidden, weight, None, labels, 1.0)
+    expected = exact_head(hidden, weight, None, labels, 1.0)[0]
+
+    (a,) = torch.autograd.grad(logprobs.sum(), hidden, retain_graph=True)
+    (b,) = torch.autograd.grad(expected.sum(), hidden)
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+    with pytest.raises(ValueError, match="second"):
+        torch.autograd.grad(logprobs.sum(), hidden)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)

@@ -33,6 +33,7 @@ class Ops(NamedTuple):
     rotate: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     attend: Callable[..., Tensor]
+    score: Callable[..., tuple[Tensor, Tensor]]
 
 
 def plain_add_norm(
@@ -53,17 +54,44 @@ def plain_gated(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-PLAIN = Ops(plain_add_norm, plain_rotate, plain_gated, plain_attend)
+def tiled_score(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """TRL's head, which computes logits in tiles, and again for their gradient."""
+    from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
+
+    logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
+        hidden,
+        weight,
+        bias,
+        labels,
+        temperature,
+        VOCABULARY_CHUNK,
+        None,
+        1.0,
+        ("entropy",),
+    )
+    return logprobs, entropies
+
+
+PLAIN = Ops(plain_add_norm, plain_rotate, plain_gated, plain_attend, tiled_score)
 
 
 def fused_ops(attend: Callable[..., Tensor] = flash_attend) -> Ops:
     """The kernels; only where Triton is installed."""
     kernels = "mesotron.rlvr.passes.kernels"
+    head = import_module(f"{kernels}.head")
+
+    def score(hidden: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        keeps = torch.is_grad_enabled() and head.fits(len(hidden), len(weight), hidden)
+        return (head.score if keeps else tiled_score)(hidden, weight, *rest)
+
     return Ops(
         add_norm=import_module(f"{kernels}.norm").add_norm,
         rotate=import_module(f"{kernels}.rotary").rotate,
         gated=import_module(f"{kernels}.gate").gated,
         attend=attend,
+        score=score,
     )
 
 
@@ -84,8 +112,6 @@ class RaggedPass:
         self, model: Any, ids: Tensor, mask: Tensor, length: int, temperature: float
     ) -> tuple[Tensor, Tensor] | None:
         """Two tensors (B, T) of ids and mask (B, P + T), or None if a mask has holes."""
-        from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
-
         ragged = lay_out(ids, mask, length)
         if ragged is None:
             return None
@@ -96,16 +122,8 @@ class RaggedPass:
         with self.autocast():
             hidden = hidden_states(base, ragged, self.ops)
             head = base.get_output_embeddings()
-            logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
-                hidden[ragged.lead :],
-                head.weight,
-                head.bias,
-                ragged.labels,
-                temperature,
-                VOCABULARY_CHUNK,
-                None,
-                1.0,
-                ("entropy",),
+            logprobs, entropies = self.ops.score(
+                hidden[ragged.lead :], head.weight, head.bias, ragged.labels, temperature
             )
 
         if not self.entropy_gradient:
