@@ -33,7 +33,7 @@ from benchmarks._lib.results import write_json
 from benchmarks._lib.rows import table
 from benchmarks.stack.plan import GENERATIONS, MODELS
 from mesotron.sampling import decode, decoder
-from mesotron.sampling.decoder import FusedSampler, FusedWeights
+from mesotron.sampling.decoder import FusedDecoder, FusedSampler, FusedWeights
 from mesotron.sampling.graphs import Decoder, Sampling
 
 NEVER = 2**40  # an end token that no row writes
@@ -228,7 +228,7 @@ def as_way(way: str, lengths: Tensor | None) -> Iterator[None]:
             stack.enter_context(patch.object(decoder, "sizes_of", lambda B: [B]))
         if way == "before":
             stack.enter_context(patch.object(Sampling, "draw", draw_of_before))
-            stack.enter_context(patch.object(FusedWeights, "__init__", without_head_kernels()))
+            stack.enter_context(patch.object(FusedDecoder, "next_tokens", tokens_of_before))
 
         yield
 
@@ -241,14 +241,9 @@ def draw_of_before(self: Sampling, logits: Tensor, draws: Tensor) -> Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
 
-def without_head_kernels() -> Callable[..., None]:
-    make = FusedWeights.__init__
-
-    def make_without(self: FusedWeights, *given: Any) -> None:
-        make(self, *given)
-        self.head_kernels = None
-
-    return make_without
+@torch.no_grad()
+def tokens_of_before(self: FusedDecoder, x: Tensor) -> Tensor:
+    return self.draw(torch.nn.functional.linear(self.weights.normed(x), self.weights.head))
 
 
 def wait() -> None:

@@ -55,6 +55,16 @@ class FusedLayer:
     down: Tensor
 
 
+class Kernels:
+    """The modules of `kernels`, imported only where Triton is installed."""
+
+    def __init__(self) -> None:
+        folder = "mesotron.sampling.kernels"
+        self.attention: Any = import_module(f"{folder}.attention")
+        self.gate: Any = import_module(f"{folder}.gate")
+        self.head: Any = import_module(f"{folder}.head")
+
+
 class FusedWeights:
     """A merged copy of a model's weights, LoRA's included; `refresh` updates it in place."""
 
@@ -67,10 +77,8 @@ class FusedWeights:
         self.eps = config.rms_norm_eps
         self.dtype = dtype
         self.kernels: Any = None
-        self.head_kernels: Any = None
         if triton.available(model.device):
-            self.kernels = import_module("mesotron.sampling.kernels.attention")
-            self.head_kernels = import_module("mesotron.sampling.kernels.head")
+            self.kernels = Kernels()
 
         kinds = [0] * self.heads + [1] * self.keys
         self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
@@ -146,18 +154,25 @@ class FusedWeights:
         return query, key, value
 
     def finish(self, layer: FusedLayer, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add attention's output (B, T, H D) and the MLP to x (B, T, E)."""
+        """Add attention's output (B, T, H D) and the MLP to x (B, T, E), in place."""
         shape = x.shape
         E = shape[-1]
         x = x.reshape(-1, E)
         mixed = mixed.reshape(-1, mixed.shape[-1])
-        x = torch.addmm(x, mixed, layer.out.T)
+        x.addmm_(mixed, layer.out.T)
 
         normed = rms_norm(x, (E,), layer.second_norm, self.eps)
-        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-        x = torch.addmm(x, silu(gate) * up, layer.down.T)
+        x.addmm_(self.gated(linear(normed, layer.gate_up)), layer.down.T)
 
         return x.view(shape)
+
+    def gated(self, both: Tensor) -> Tensor:
+        """The activation (M, F) of gate and up (M, 2 F)."""
+        if self.kernels is not None:
+            return self.kernels.gate.gated(both)
+
+        gate, up = both.chunk(2, dim=-1)
+        return silu(gate) * up
 
     def normed(self, x: Tensor) -> Tensor:
         """Hidden states (B, E), ready for the head."""
@@ -305,6 +320,9 @@ class FusedDecoder(Decoder):
         self.starts = torch.zeros_like(self.rows)  # the place where it begins
         self.places = torch.arange(L, device=device)
 
+        # Cosines and sines of every position of a row, (L, 1, D) each.
+        self.angles = [torch.zeros(L, 1, D, dtype=dtype, device=device) for _ in range(2)]
+
     def begin(self, prompts: Prompts, draws: Tensor | None = None) -> None:
         weights = self.weights
         rows = prompts.rows
@@ -314,6 +332,9 @@ class FusedDecoder(Decoder):
         self.rows.copy_(rows)
         self.starts.copy_(P - prompts.mask.sum(1)[rows])
         self.positions.copy_(positions[rows, -1:])
+
+        for table, values in zip(self.angles, weights.angles(self.places[None]), strict=True):
+            table.copy_(values[0])
 
         # A NaN left by broken weights would outlive them: masked, it is still NaN.
         self.cache.zero_()
@@ -338,11 +359,12 @@ class FusedDecoder(Decoder):
         """Token ids (B',) that follow hidden states x (B', E)."""
         weights = self.weights
         x = weights.normed(x)
-        if weights.head_kernels is None or not self.sampling.is_plain:
+        if weights.kernels is None or not self.sampling.is_plain:
             return self.draw(linear(x, weights.head))
 
-        draws = weights.head_kernels.Draws(self.draws, self.slots, self.count)
-        tokens, _ = weights.head_kernels.draw(x, weights.head, self.sampling.temperature, draws)
+        head = weights.kernels.head
+        draws = head.Draws(self.draws, self.slots, self.count)
+        tokens, _ = head.draw(x, weights.head, self.sampling.temperature, draws)
         return tokens
 
     def _prompt_bias(self, prompts: Prompts) -> Tensor:
@@ -362,7 +384,8 @@ class FusedDecoder(Decoder):
         self.positions.add_(1)
 
         x = weights.embed(self.tokens[: self.size])
-        angles = weights.angles(self.positions[: self.size])
+        cos, sin = (table[self.positions[: self.size]] for table in self.angles)
+        angles = (cos, sin)
         if weights.kernels is not None:
             x = self._layers_by_kernels(x, angles, place)
         else:
@@ -382,15 +405,16 @@ class FusedDecoder(Decoder):
 
     def _layers_by_kernels(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
         weights = self.weights
-        prefix = weights.kernels.Prefix(self.P, self.rows, self.starts)
+        attention = weights.kernels.attention
+        prefix = attention.Prefix(self.P, self.rows, self.starts)
         for layer, cache in zip(weights.layers, self.cache, strict=True):
-            mixed = weights.kernels.attend(
+            mixed = attention.attend(
                 weights.read(layer, x),
                 cache,
                 prefix,
                 place,
                 angles,
-                weights.kernels.HeadNorms(layer.head_norms, weights.eps),
+                attention.HeadNorms(layer.head_norms, weights.eps),
             )
             x = weights.finish(layer, x, mixed)
 
