@@ -104,6 +104,7 @@ COMMANDS = {
     "check": Command(config.RewardCheckConfig, "mesotron.rewards.check:run", None, "rlvr"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
     "compare sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
+    "mcp": Command(config.McpConfig, "mesotron.agents.server:run", None, "mcp"),
     "doctor": Command(config.DoctorConfig, "mesotron.runs.doctor:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos:run"),

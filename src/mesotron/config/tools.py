@@ -232,6 +232,18 @@ class ReportConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class McpConfig(Config):
+    """Serve tools over a folder of runs to an agent, by MCP on standard input and output."""
+
+    runs: Path = Path("runs")
+    """The folder: clients read, start, stop and resume runs in it, and reach nothing outside."""
+    at_once: Count = 1
+    """Runs that may train at the same time."""
+    trust: bool = False
+    """Let clients name code, addresses and files elsewhere in the settings of a start."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardCheckConfig(Config):
     """Check a reward before training: do gold answers earn, and do cheats?"""
 

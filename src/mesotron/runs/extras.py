@@ -14,6 +14,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plot": ("matplotlib",),
     "lerobot": ("pyarrow",),
     "ray": ("ray",),
+    "mcp": ("mcp",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+    "hub": ("huggingface_hub",),
 }
 
 

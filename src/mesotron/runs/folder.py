@@ -115,6 +115,19 @@ def try_lock(path: Path) -> IO[str] | None:
     return file
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a run; a shared one is taken for the moment."""
+    try:
+        with open_own(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+    return False
+
+
 class RunFolder:
     """One run on disk. Writers hold its lock; readers need none.
 
