@@ -1,4 +1,4 @@
-"""Registries: tasks, rewards, objectives and log formats by name, one file for each name.
+"""Registries: tasks, rewards, objectives, log formats and addresses by name, one file for each.
 
 The built-in names are the file names of one folder, so that the command line knows its choices
 without importing anything. A file is imported when its entry is first asked for, and a decorator in
@@ -71,5 +71,6 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 TASKS = Registry("task", "mesotron.tasks.builtin")
 REWARDS = Registry("reward", "mesotron.rewards.builtin")
+ADDRESSES = Registry("address", "mesotron.watch.addresses")
 FORMATS = Registry("log format", "mesotron.watch.formats")
 OBJECTIVES = Registry("objective", "mesotron.rlvr.objectives")

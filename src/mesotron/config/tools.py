@@ -170,7 +170,8 @@ class WatchConfig(Config):
 
     path: Path = setting(Path("runs/last"), positional=True)
     """Run folder, trainer_state.json, JSONL, CSV, Parquet, TensorBoard, W&B, trackio, MLflow or
-    console log, a notebook, or a folder of runs; FILE#NAME is one run of a file with several."""
+    console log, a notebook, or a folder of runs; FILE#NAME is one run of a file with several. Also
+    wandb://ENTITY/PROJECT/RUN, trackio://PROJECT/RUN or hf://OWNER/NAME."""
     kind: LogKind = "auto"
     """Format of the path (auto: by its name and first bytes)."""
     rename: tuple[str, ...] = ()
@@ -185,7 +186,8 @@ class WatchConfig(Config):
     json: bool = False
     """Print JSON for programs, and exit with 0 (healthy), 1 (warning), 3 (dead) or 4 (unknown)."""
     check: bool = False
-    """Exit with code 1 if the run is dead, and 4 if that is not known, for scripts."""
+    """Exit with code 1 if the run is dead, and 4 if that is not known, for scripts. In a GitHub job
+    the verdict is on its page too."""
     out: Path | None = None
     """Also write the diagnosis and its events to this JSON file."""
     alerts: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """`mesotron watch PATH`: diagnose a log or a folder of runs, or follow a live run.
 
-One log goes this way:
+One log goes this way; one that an address names comes here first (`address`).
 
     runs = find_runs(path)                 find: which format, which files
     log = read_log(run)                    log: rows of numbers in the order of their steps
@@ -11,10 +11,12 @@ One log goes this way:
 
 import json
 import math
+import os
+import re
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +27,9 @@ from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
 from mesotron.runs.console import SafeConsole
-from mesotron.runs.files import read_rows
+from mesotron.runs.files import printable, read_rows
+from mesotron.runs.markdown import make_table
+from mesotron.watch import address
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_detectors, with_own
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose_run
@@ -64,6 +68,7 @@ VERDICTS = {
     "healthy": ("healthy", 0),
 }
 MOST_UNKNOWN = 50  # names in the JSON
+SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file of a job's summary
 COLUMNS = ("verdict", "run", "steps", "reward", "cause", "onset")
 MANY_RUNS = 50  # from which on it pays to start processes
 RUNS_AT_ONCE = 8
@@ -87,8 +92,34 @@ def run(config: WatchConfig) -> int:
         quiet=config.json and not config.follow,
     )
 
-    notes: list[str] = []
+    if config.follow and address.split(config.path):
+        raise ValueError(f"--follow reads a log on this machine, not {address.spell(config.path)}")
 
+    with address.fetched(config.path) as place:
+        results, record = watch_place(replace(config, path=place), console)
+        if place != config.path:
+            record = address.rename(record, place, config.path)
+
+    if config.check and SUMMARY in os.environ:
+        append_summary(Path(os.environ[SUMMARY]), config.path, results)
+    if config.out:
+        config.out.write_text(to_json(record), encoding="utf-8")
+
+    if config.json:
+        print(to_json(record), end="")
+        return record["exit_code"]
+
+    if config.check:
+        return check_code([result.diagnosis.condition for result in results])
+
+    return 0
+
+
+def watch_place(
+    config: WatchConfig, console: Console
+) -> tuple[list["WatchResult"], dict[str, Any]]:
+    """Diagnose the runs at a path of this machine; returns them and the JSON of all."""
+    notes: list[str] = []
     if config.follow:
         runs = [config.path]
     else:
@@ -107,17 +138,7 @@ def run(config: WatchConfig) -> int:
         console.print(f"note: {note}")
 
     record["notes"] = [*record.get("notes", ()), *notes]
-    if config.out:
-        config.out.write_text(to_json(record), encoding="utf-8")
-
-    if config.json:
-        print(to_json(record), end="")
-        return record["exit_code"]
-
-    if config.check:
-        return check_code([result.diagnosis.condition for result in results])
-
-    return 0
+    return results, record
 
 
 def check_code(conditions: Collection[Condition]) -> int:
@@ -217,7 +238,7 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
     if given is not None:
         console.print(Text(given.text()))
 
-    if names.given:
+    if names.given and not address.is_fetched(path):
         file = remember_names(path, names.given)
         if file:
             console.print(f"note: --rename is remembered in {file}")
@@ -536,6 +557,28 @@ def table_row(result: WatchResult, name: str) -> tuple[str, ...]:
         (diagnosis.cause or "").replace("_", " "),
         "" if diagnosis.onset is None else str(diagnosis.onset),
     )
+
+
+def append_summary(file: Path, path: Path, results: Sequence[WatchResult]) -> None:
+    """Add the verdicts to the page of a GitHub job, as Markdown."""
+    rows = []
+    details = []
+    for result in sorted(results, key=_badness):
+        row = [as_plain(cell) for cell in table_row(result, _short(result.log.path, path))]
+        rows.append(row)
+
+        diagnosis = result.diagnosis
+        for line in (diagnosis.text(), *diagnosis.explanation()[:2]):  # why, and what to do
+            details.append(f"- {row[1]}: {as_plain(line)}")
+
+    lines = ["### mesotron watch", "", *make_table(COLUMNS, rows), "", *details, ""]
+    with file.open("a", encoding="utf-8") as summary:
+        summary.write("\n".join(lines))
+
+
+def as_plain(text: str) -> str:
+    """A text of a log as Markdown that shows it and does no more."""
+    return re.sub(r"([\\`*_{}\[\]<>|#!~@])", r"\\\1", printable(" ".join(text.split())))
 
 
 def to_json(record: dict[str, Any]) -> str:
