@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
+from mesotron.config.registry import ADDRESSES, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 from mesotron.watch import DETECTORS
 from mesotron.watch.find import by_rank
@@ -72,6 +72,15 @@ def optimizers() -> str:
     return table(["builder", "hidden matrices", "the rest"], rows)
 
 
+def addresses() -> str:
+    rows = []
+    for name in ADDRESSES:
+        scheme = ADDRESSES[name]
+        rows.append([f"`{name}://{scheme.form}`", scheme.about, f"`{scheme.extra}`"])
+
+    return table(["address", "what it reads", "extra"], rows)
+
+
 def formats() -> str:
     """The formats of logs, in the order in which a folder is searched for them."""
     rows = [[f"`{each.kind}`", each.about] for each in by_rank()]
@@ -97,6 +106,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rewards": rewards,
     "objectives": objectives,
     "optimizers": optimizers,
+    "addresses": addresses,
     "formats": formats,
     "detectors": detectors,
 }
