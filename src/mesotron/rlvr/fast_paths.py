@@ -89,12 +89,12 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
     own_pass = sharded | {
         "no GPU": trainer.accelerator.device.type != "cuda",
         "several processes": trainer.accelerator.num_processes > 1,
-        "gradient checkpointing": args.gradient_checkpointing,
         "torch_compile": args.torch_compile,
         "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32,
     }
     recording = own_pass | {
         "a billion weights or more": model.num_parameters() >= RECORD_BELOW,
+        "gradient checkpointing": args.gradient_checkpointing,
     }
     is_half = args.bf16 or args.fp16 or model.dtype in (torch.bfloat16, torch.float16)
     ragged_rows = own_pass | {

@@ -106,3 +106,19 @@ def test_rows_that_do_not_count_change_nothing():
     part = run(model, ids, mask, T, 1.0)
     assert not part[0][2].any()
     torch.testing.assert_close(part[0][kept], whole[0][kept], atol=1e-5, rtol=1e-5)
+
+
+def test_checkpointed_layers_give_the_same_gradients():
+    batch = batch_of()
+    gradients = []
+    for kwargs in (None, {"use_reentrant": False}):
+        model = make_network().train()
+        if kwargs:
+            model.gradient_checkpointing_enable(kwargs)
+
+        logprobs, _ = RaggedPass(nullcontext, ops=PLAIN)(model, *batch, 1.0)
+        logprobs.sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+
+    assert any(layer.gradient_checkpointing for layer in model.model.layers)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

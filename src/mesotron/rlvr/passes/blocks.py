@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
+from torch.utils.checkpoint import checkpoint
 
 from mesotron.rlvr.passes.ragged import Ragged, Sight, flash_attend, lay_out, plain_attend
 
@@ -160,38 +161,57 @@ def hidden_states(model: Any, ragged: Ragged, ops: Ops) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
 
-    def normed(x: Tensor, delta: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
-        return ops.add_norm(x, delta, norm.weight, norm.variance_epsilon, dtype)
-
+    context = PassContext(angles, ragged.sight, ops, dtype)
     delta = None
     for layer in backbone.layers:
-        x, read = normed(x, delta, layer.input_layernorm)
-        delta = attention(layer.self_attn, read, angles, ragged.sight, ops)
+        if layer.gradient_checkpointing and layer.training:
+            x, delta = checkpoint(
+                block, layer, x, delta, context, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            x, delta = block(layer, x, delta, context)
 
-        x, read = normed(x, delta, layer.post_attention_layernorm)
-        mlp = layer.mlp
-        delta = mlp.down_proj(ops.gated(mlp.gate_proj(read), mlp.up_proj(read)))
-
-    return normed(x, delta, backbone.norm)[1]
+    return context.normed(x, delta, backbone.norm)[1]
 
 
-def attention(
-    module: Any, x: Tensor, angles: tuple[Tensor, Tensor], sight: Sight, ops: Ops
-) -> Tensor:
+class PassContext(NamedTuple):
+    """What all blocks of a pass share."""
+
+    angles: tuple[Tensor, Tensor]  # (N, D) each: cosines and sines
+    sight: Sight
+    ops: Ops
+    dtype: torch.dtype  # of what products read
+
+    def normed(self, x: Tensor, delta: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+        return self.ops.add_norm(x, delta, norm.weight, norm.variance_epsilon, self.dtype)
+
+
+def block(
+    layer: Any, x: Tensor, delta: Tensor | None, context: PassContext
+) -> tuple[Tensor, Tensor]:
+    """The stream (N, E) in front of the block's MLP, and what the MLP adds to it."""
+    x, read = context.normed(x, delta, layer.input_layernorm)
+    delta = attention(layer.self_attn, read, context)
+
+    x, read = context.normed(x, delta, layer.post_attention_layernorm)
+    mlp = layer.mlp
+    return x, mlp.down_proj(context.ops.gated(mlp.gate_proj(read), mlp.up_proj(read)))
+
+
+def attention(module: Any, x: Tensor, context: PassContext) -> Tensor:
     """(N, E), of x (N, E)."""
     D = module.head_dim
-    dtype = x.dtype
+    ops = context.ops
     query = module.q_proj(x).view(len(x), -1, D)
     key = module.k_proj(x).view(len(x), -1, D)
     value = module.v_proj(x).view(len(x), -1, D)
 
     if "q_norm" in dict(module.named_children()):  # Qwen3
-        eps = module.q_norm.variance_epsilon
-        query = ops.add_norm(query, None, module.q_norm.weight, eps, dtype)[1]
-        key = ops.add_norm(key, None, module.k_norm.weight, eps, dtype)[1]
+        _, query = context.normed(query, None, module.q_norm)
+        _, key = context.normed(key, None, module.k_norm)
 
-    query = ops.rotate(query, *angles, dtype)
-    key = ops.rotate(key, *angles, dtype)
-    mixed = ops.attend(query, key, value, sight, module.scaling)
+    query = ops.rotate(query, *context.angles, context.dtype)
+    key = ops.rotate(key, *context.angles, context.dtype)
+    mixed = ops.attend(query, key, value, context.sight, module.scaling)
 
     return module.o_proj(mixed.flatten(1))

@@ -76,8 +76,8 @@ class SharedPromptPass:
         does not pay off. A reference model has no entropies; `temperature` is of recorded and
         ragged passes.
         """
-        packed = self._recordable(model, ids, mask, length)
-        if packed is not None:
+        packed = self._of_fixed_shape(ids, mask, length)
+        if packed is not None and self._records(model):
             if self.recorder is None:
                 work = FixedPass(model, self.autocast, self.entropy_gradient)
                 self.recorder = Recorder(work)
@@ -86,7 +86,8 @@ class SharedPromptPass:
             entropies = packed.pick(scores.entropies) if entropy else None
             return packed.pick(scores.logprobs), entropies
 
-        if self.ragged is not None:
+        # A pass beside recorded ones has the same kernels as they, which a ratio needs.
+        if packed is None and self.ragged is not None:
             both = self.ragged(model, ids, mask, length, temperature)
             if both is not None:
                 return both[0], both[1] if entropy else None
@@ -106,14 +107,14 @@ class SharedPromptPass:
 
         return packed.unpack(out.log_probs), packed.unpack(out.entropy) if entropy else None
 
-    def _recordable(
-        self, model: Any, ids: Tensor, mask: Tensor, length: int
-    ) -> PackedGroups | None:
-        """The rows of a pass that is recorded."""
+    def _records(self, model: Any) -> bool:
         # Without gradient LoRA may be disabled, which a recording would not notice.
         lora_off = is_peft_model(model) and not torch.is_grad_enabled()
-        is_other = model is not self.model or lora_off or length > self.max_length
-        if not self.record or is_other:
+        return model is self.model and not lora_off
+
+    def _of_fixed_shape(self, ids: Tensor, mask: Tensor, length: int) -> PackedGroups | None:
+        """The rows of a pass that recordings are for."""
+        if not self.record or length > self.max_length:
             return None
 
         packed = pack_groups(ids, mask, length, self.group_size, self.max_length)
