@@ -63,7 +63,12 @@ _GOES_ON = re.compile(
     rf"|\s+(?:[a-z]+\s+){{1,2}}(?:and|or)\s+(?:\d|{_ON})"
     rf"|\s+(?:feet|foot|hours?|minutes?|pounds?|years?|days?|weeks?|dollars?)\s+(?:\d|{_ON})"
 )
-_BOUND = re.compile(r"\b(?:than|least|most)\s*$")  # at least 5
+# Words before a number that is not the value: at least 5, not 5, see page 5.
+_NOT = r"(?:\b(?:not|never|neither|nor|cannot\s+be)|n't(?:\s+be)?)(?:\s+(?:an?|the|equal\s+to))?"
+_PLACES = "pages?|sections?|chapters?|paragraphs?|figures?|tables?|equations?|lines?|steps?"
+_OTHER = re.compile(rf"(?i)(?:\b(?:than|least|most|{_PLACES})|{_NOT})\s*$")
+_NEGATED = re.compile(rf"(?i){_NOT}\s*$")
+MAX_NEGATION = 40  # characters
 _CLAUSE_END = re.compile(r"[.;,]\s|\n|[.;,]?$")
 _ASIDE = re.compile(r"\s\((?!mod\b)[a-z]{2,}\s")  # "12 (as 3*4)"
 _ALSO = re.compile(r"\s*,?\s*(?:or|and)\s+")  # one more formula
@@ -102,7 +107,7 @@ def lenient_answer(text: str, *, complete: bool = True) -> str | None:
 def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None:
     """What follows "answer is" at `start`, up to the next such phrase at `end`."""
     first = _skip_lead(text, start, end)
-    if _BOUND.search(text[start:first]):
+    if _OTHER.search(text[start:first]):
         return _clause(text, start, first)
 
     formula = _formula_at(text, first, end)
@@ -260,6 +265,10 @@ def _content(match: re.Match[str]) -> str | None:
     return None if is_amounts else content or None
 
 
+def _is_negated(text: str, place: int) -> bool:
+    return _NEGATED.search(text[max(0, place - MAX_NEGATION) : place]) is not None
+
+
 def _last(text: str, complete: bool) -> str | None:
     """The last number of a text, or the value of the formula that it ends."""
     number = None
@@ -267,7 +276,7 @@ def _last(text: str, complete: bool) -> str | None:
         if complete or match.end() < len(text):
             number = match
 
-    if number is None:
+    if number is None or _is_negated(text, number.start()):
         return None
 
     for match in _FORMULA.finditer(text):
