@@ -104,6 +104,14 @@ HANGS = {
             list(pool.map(time.sleep, [400, 400]))""",
     "awaits": "await asyncio.sleep(400)",
     "backtracks": "re.match('(a+)+$', 'a' * 60 + 'b')",
+    "ignores every signal": """
+        import signal
+        for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(one, signal.SIG_IGN)
+        time.sleep(400)""",
+    "hangs in a compiler": """
+        import torch
+        torch.compile(lambda x: x + 1, backend=lambda *_: time.sleep(400))(torch.ones(2))""",
     "is in C": "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
 }
 CHANGES = {
@@ -114,6 +122,7 @@ CHANGES = {
     "leaves autocast open": "import torch; torch.autocast('cpu', torch.bfloat16).__enter__()",
     "leaves the working folder": "os.chdir('/')",
     "forks and returns": "os.fork()",
+    "removes the hook of errors": "sys.excepthook = None",
 }
 
 

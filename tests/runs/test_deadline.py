@@ -66,6 +66,23 @@ with Deadline(0.2, account=lambda: print("counted", flush=True)) as limit:
     assert (done.returncode, done.stdout) == (7, "saved\ncounted\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        "signal.signal(deadline.SIGNAL, signal.SIG_IGN); time.sleep(600)",
+        "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",  # in C, without Python's lock
+    ],
+)
+def test_what_does_not_notice_the_signal_is_left_behind_too(hangs):
+    done = run(f"""
+import hashlib, signal
+with Deadline(0.2) as limit:
+    with limit.during(lambda: True, save), limit.own_code():
+        {hangs}
+""")
+    assert (done.returncode, done.stdout) == (7, "saved\n"), done.stderr
+
+
 def test_a_step_that_has_begun_is_finished():
     done = run("""
 changes_weights = True

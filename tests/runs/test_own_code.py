@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -49,6 +50,26 @@ def test_what_was_changed_is_set_back(tmp_path, monkeypatch, caplog):
     assert torch.is_grad_enabled()
     assert torch.get_num_threads() == threads
     assert "the reward f changed torch's default dtype" in caplog.text
+
+
+def test_a_removed_hook_of_errors_is_set_back_and_another_stays(monkeypatch, caplog):
+    hook = threading.excepthook
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", hook)
+
+    with calling("the reward h"):
+        sys.excepthook = print
+        del threading.excepthook
+
+    assert sys.excepthook is print
+    assert threading.excepthook is hook
+
+    with calling("the reward h"):
+        sys.excepthook = None
+
+    assert sys.excepthook is print
+    threading.Thread(target=int).start()
+    assert "the reward h removed sys.excepthook" in caplog.text
 
 
 def test_an_autocast_that_was_left_open_is_closed(caplog):

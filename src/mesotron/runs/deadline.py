@@ -1,7 +1,8 @@
 """Ends a run at its limit, whatever it is doing: an import, an evaluation, a reward that hangs.
 
 1. At the limit the main thread is interrupted (`LimitReached`), so that the run saves and stops.
-2. Code that ignores the interrupt is left behind: a thread saves and ends the process.
+2. Code that ignores the interrupt, or the signal, is left behind: a thread saves and ends the
+   process.
 3. Code that holds Python's lock leaves a thread no turn: a second process interrupts, and kills.
 
 Standard library only: this file is also the script of the second process.
@@ -24,6 +25,7 @@ GRACE = 3.0  # seconds for an interrupted run to begin its end
 SECOND = 1.0  # seconds by which the second process is later than the thread
 KILL = 10.0  # seconds from its interrupt to its kill
 LOOK = 0.2
+MOST_SIGNALS = 2  # to a main thread that may be interrupted and does not notice
 
 
 class LimitReached(KeyboardInterrupt):
@@ -138,14 +140,18 @@ class Deadline:
         if self._over.wait(self.seconds):
             return
 
+        self.has_passed = Deadline.any_passed = True  # no handler runs if the signal is ignored
         self._stop_second()
         self._signal_main()
+        signals_left = MOST_SIGNALS - 1
+
         while not self._over.wait(GRACE):
             if not self._may_interrupt():
                 continue  # a step or a save that has begun is finished
 
-            if not self._is_interrupted:
+            if not self._is_interrupted and signals_left > 0:
                 self._signal_main()
+                signals_left -= 1
             elif self._ending.acquire(blocking=False):
                 self._end_process()
             else:

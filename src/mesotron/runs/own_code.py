@@ -5,11 +5,13 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from traceback import walk_tb
+from types import ModuleType
 from typing import Any
 
 log = logging.getLogger("mesotron")
@@ -23,10 +25,12 @@ INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")  # folders of code th
 @contextmanager
 def calling(name: str) -> Iterator[None]:
     """Surrounds a call of the user's code and sets back what it changed in the process: the output
-    streams, the working folder, PyTorch's defaults. A copy that it forked ends here."""
+    streams, the working folder, PyTorch's defaults, a hook of errors that it removed. A copy that
+    it forked ends here."""
     process = os.getpid()
     folder = current_folder()
     defaults = torch_defaults()
+    hooks = hooks_of_errors()
 
     try:
         with lend_streams():
@@ -39,6 +43,9 @@ def calling(name: str) -> Iterator[None]:
 
         for changed in reset_torch(defaults):
             warn_once(f"{name} changed torch's {changed}; it is set back")
+
+        for removed in restore_hooks(hooks):
+            warn_once(f"{name} removed {removed}; it is set back")
 
 
 def end_copy(process: int) -> None:
@@ -108,6 +115,25 @@ def restore_descriptor(number: int, spare: int) -> None:
         os.dup2(spare, number)
 
     os.close(spare)
+
+
+# Hooks of errors
+
+
+def hooks_of_errors() -> dict[ModuleType, Any]:
+    """What Python calls for an error that nothing catches, in the main thread and in others."""
+    return {module: module.excepthook for module in (sys, threading)}
+
+
+def restore_hooks(hooks: dict[ModuleType, Any]) -> list[str]:
+    """Set back those that were removed: no thread can be made without them. Another hook stays."""
+    restored = []
+    for module, hook in hooks.items():
+        if not callable(getattr(module, "excepthook", None)):
+            setattr(module, "excepthook", hook)  # noqa: B010
+            restored.append(f"{module.__name__}.excepthook")
+
+    return restored
 
 
 # PyTorch's defaults
