@@ -184,37 +184,85 @@ def test_sending_does_not_wait(caplog, monkeypatch):
     gate.set()
 
 
-@pytest.fixture
-def dripping():
-    """A server that never ends its first line; `cut` is set when the client has gone."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    cut = threading.Event()
+class Hostile:
+    """A server that sends `begin`, then `drip` for ever; `cut` is set when the client has gone."""
 
-    def drip():
-        connection, _ = listener.accept()
-        with connection, suppress(OSError):
-            while not cut.wait(0.01):
-                connection.sendall(b"H")
-        cut.set()
+    def __init__(self, begin, drip, scheme="http"):
+        self.begin = begin
+        self.drip = drip
+        self.cut = threading.Event()
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}/secret"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    thread = threading.Thread(target=drip, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", cut
-    listener.close()
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.cut.set()
+        self._listener.close()
+
+    def _serve(self):
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                with connection, suppress(OSError):
+                    connection.sendall(self.begin.replace(b"URL", self.url.encode()))
+                    while self.drip and not self.cut.wait(0.01):
+                        connection.sendall(self.drip)
+                self.cut.set()
 
 
-def test_a_dripping_server_holds_up_no_other_channel_and_is_cut(
-    server, dripping, monkeypatch, caplog
+RECORD = b"\x16\x03\x03\x40\x00"  # of a TLS handshake: 16,384 bytes follow
+ANSWER = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "drip", "scheme"),
+    [
+        (b"", b"H", "http"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "http"),
+        (RECORD, b"\x02", "https"),
+        (b"no TLS here\r\n", b"", "https"),
+        (b"", b"\0" * 100_000, "http"),
+        (b"HTTP/1.1 302 Found\r\nLocation: URL\r\nContent-Length: 0\r\n\r\n", b"", "http"),
+        (b"HTTP/1.1 307 x\r\nLocation: file:///etc/passwd\r\n\r\n", b"", "http"),
+    ],
+    ids=["line", "continues", "handshake", "plain", "garbage", "loop", "file"],
+)
+def test_a_hostile_server_holds_up_no_other_channel_and_is_cut(
+    server, monkeypatch, caplog, begin, drip, scheme
 ):
-    url, cut = dripping
     monkeypatch.setattr(alerts_of_watch, "TIMEOUT", 0.5)
-    alerts = Alerts([f"webhook:{url}", f"webhook:{server.url}/hook"])
-    assert alerts.send(EVENT)
+    with Hostile(begin, drip, scheme) as hostile:
+        alerts = Alerts([f"webhook:{hostile.url}", f"webhook:{server.url}/hook"])
+        assert alerts.send(EVENT)
 
-    assert cut.wait(60)
-    alerts.close(60)
+        assert hostile.cut.wait(60)
+        alerts.close(60)
+
     assert [path for path, _, _ in server.posts] == ["/hook"]
     assert "an alert to webhook was not sent" in caplog.text
+    assert "secret" not in caplog.text
+    assert hostile.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("rest", "drip"),
+    [(b"Content-Length: 99999999999999\r\n\r\n", b"x" * 1_000_000), (b"", b"A: b\r\n")],
+    ids=["body", "headers"],
+)
+def test_an_answer_without_end_is_not_awaited(monkeypatch, caplog, rest, drip):
+    monkeypatch.setattr(alerts_of_watch, "TIMEOUT", 0.5)
+    with Hostile(ANSWER + rest, drip) as hostile:
+        alerts = Alerts([f"webhook:{hostile.url}"])
+        assert alerts.send(EVENT)
+        alerts.close(60)
+
+    assert caplog.text == ""
 
 
 def test_what_a_program_started_ends_with_it(tmp_path):

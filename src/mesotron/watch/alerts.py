@@ -312,7 +312,16 @@ class Channel:
 
 def deadline_opener() -> urllib.request.OpenerDirector:
     """An opener whose connections are cut `TIMEOUT` seconds after they began."""
-    return urllib.request.build_opener(DeadlineHandler, SecureDeadlineHandler)
+    return urllib.request.build_opener(DeadlineHandler, SecureDeadlineHandler, NoRedirects)
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: what is posted would be dropped, and another server asked."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        return None
 
 
 class DeadlineHandler(urllib.request.HTTPHandler):
