@@ -132,6 +132,27 @@ def test_normuon_keeps_the_leash_where_one_direction_has_most_of_the_lines():
     assert moved <= 0.1 * torch.linalg.matrix_norm(start, 2)
 
 
+@pytest.mark.parametrize("lr", [0.005, 0.5, 10.0])
+@pytest.mark.parametrize("beta2", [0.0, 0.5, 0.999])
+def test_normuon_keeps_the_leash_while_the_gradient_moves_to_one_line(lr, beta2):
+    """Second moments that remember other lines, or nothing, make the first steps there large."""
+    generator = torch.Generator().manual_seed(0)
+    W = nn.Parameter(torch.randn(32, 128, generator=generator))
+    start = W.detach().clone()
+    optimizer = NorMuon([W], lr=lr, leash=0.1, beta2=beta2)
+
+    norm = torch.linalg.matrix_norm(start, 2)
+    for number in range(30):
+        W.grad = torch.randn(32, 128, generator=generator)
+        if number >= 15:
+            W.grad = 1e-3 * W.grad
+            W.grad[:, 0] += 1.0
+        optimizer.step()
+
+        moved = torch.linalg.matrix_norm(W.detach() - start, 2)
+        assert moved <= 0.1 * norm * 1.001
+
+
 @pytest.mark.parametrize("rule", ["muon", "normuon", "pion"])
 def test_weights_that_start_at_zero_have_no_leash(rule):
     """A share of a norm of zero would hold a zero-initialized layer at zero for ever."""
