@@ -24,6 +24,12 @@ else:
     hits = bytearray(1 << 20)
 '''
 _SIZE = 1 << 20
+_IMPORT = f"""
+try:
+    from mesotron._reached import hits as _reached_hits
+except ImportError:  # a file that is also run as a script
+    _reached_hits = bytearray({_SIZE})
+"""
 
 
 class Hits:
@@ -145,4 +151,4 @@ def _import_hits(tree: ast.Module) -> None:
         elif number == 0 and _is_docstring(node):
             place = 1
 
-    tree.body[place:place] = ast.parse("from mesotron._reached import hits as _reached_hits").body
+    tree.body[place:place] = ast.parse(_IMPORT).body
