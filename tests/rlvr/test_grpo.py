@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,55 @@ def test_advantages_by_hand():
 
     unscaled = grpo.compute_advantages(scored(rewards), grpo.Scaling(by="none"))
     assert unscaled.values.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_rewards_of_a_batch_share_one_spread():
+    rewards = [[1.0, 0.0], [5.0, 5.0], [2.0, torch.nan]]
+    spread = torch.tensor([1.0, 0.0, 5.0, 5.0, 2.0]).std()
+    by_batch = grpo.compute_advantages(scored(rewards), grpo.Scaling(by="batch"))
+    values = torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0, 0.0]) / (spread + 1e-4)
+    torch.testing.assert_close(by_batch.values, values)
+    torch.testing.assert_close(by_batch.spread, spread.expand(6))
+
+
+def test_parts_are_normalized_before_they_are_summed():
+    """The large part would drown the small one if they were summed first."""
+    parts = torch.tensor([[0.0, 100.0], [1.0, 300.0], [0.0, 200.0], [1.0, torch.nan]])
+    batch = grpo.Scored(rewards=torch.zeros(2, 2), by_function=parts, tolerance=1e-6)
+    how = grpo.Scaling(aggregation="normalize_then_sum", weights=torch.tensor([1.0, 2.0]))
+    result = grpo.compute_advantages(batch, how)
+
+    first = 0.5 / (0.5**0.5 + 1e-4)
+    second = 100.0 / (200.0 * 0.5**0.5 + 1e-4)
+    # Where one of two is left there is no spread, so the part counts for nothing.
+    totals = torch.tensor([-first - 2 * second, first + 2 * second, -first, first])
+    expected = totals / (totals.std() + 1e-4)
+    torch.testing.assert_close(result.values, expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(result.spread, totals.std().expand(4), atol=1e-3, rtol=1e-3)
+
+
+def test_the_spread_leaves_out_what_has_no_reward():
+    nan = torch.nan
+    rows = torch.tensor([[1.0, 3.0, nan], [2.0, nan, nan], [nan, nan, nan], [4.0, 4.0, 4.0]])
+    spread = grpo.nan_std(rows, dim=1)
+    assert spread[0] == pytest.approx(2**0.5)
+    assert spread[3] == 0
+    assert spread[1].isnan()
+    assert spread[2].isnan()
+    assert grpo.nan_std(torch.tensor([[7.0], [nan]]), dim=1).tolist() == [0.0, 0.0]
+
+
+def test_episodes_with_tools_are_counted_by_turns_and_ends():
+    call = {"role": "assistant", "content": "", "tool_calls": ["add"]}
+    result = {"role": "tool", "content": "7"}
+    answer = {"role": "assistant", "content": "7"}
+    episodes = [[call, result, answer], [call, result], [answer], [call]]
+    rollout = SimpleNamespace(completions=episodes, completion_tokens=[[1, 2]] * 4)
+
+    metrics = grpo.rollout_metrics(rollout, "cpu", with_tools=True)  # pyright: ignore
+    assert metrics["tools/turns"] == (2 + 1 + 1 + 1) / 4
+    assert metrics["tools/unfinished"] == 0.5
+    assert not any(name.startswith("tools") for name in grpo.rollout_metrics(rollout, "cpu"))  # pyright: ignore
 
 
 def test_ratios_to_the_sampler_are_bounded_or_masked():
