@@ -43,7 +43,7 @@ FENCE = re.compile(
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
-# Flags of other programs that the pages name: LeRobot's, Slurm's, Ray's, Accelerate's and pip's.
+# Flags of other programs that the pages name: of LeRobot, Slurm, Ray, torchrun, Accelerate, pip.
 FOREIGN = {
     "--optimizer.discover_packages_path",
     "--optimizer.type",
@@ -52,6 +52,17 @@ FOREIGN = {
     "--scheduler.type",
     "--nodes",
     "--ntasks-per-node",
+    "--gpus-per-node",
+    "--nnodes",
+    "--nproc_per_node",
+    "--node_rank",
+    "--master_addr",
+    "--master_port",
+    "--num_machines",
+    "--num_processes",
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
     "--address",
     "--min-nodes",
     "--head",

@@ -1,7 +1,10 @@
 """Training on two machines: started by each launcher, one machine killed, the run resumed."""
 
+import os
+import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 from safetensors.torch import load_file
@@ -90,3 +93,44 @@ def test_a_killed_machine_is_told_in_a_sentence_and_the_run_resumes(
     whole, lost = (RunFolder(tmp_path / name).rows("metrics") for name in ("whole", "lost"))
     for key in ("step", "loss", "reward", "grad_norm"):
         assert [row[key] for row in whole] == [row[key] for row in lost]
+
+
+SCRIPT = SHIPPED.with_name("slurm.sbatch")
+SLURM = {
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_GPUS_ON_NODE": "8",
+    "SLURM_JOB_NODELIST": "node[07-08]",
+}
+# What a node of the job would start, for Slurm's own commands.
+STUBS = {
+    "scontrol": "printf 'node07\\nnode08\\n'",
+    "srun": 'shift; exec "$@"',
+    "accelerate": 'printf "%s\\n" "$@"',
+}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_job_for_slurm_starts_a_run_and_continues_one(exists, tmp_path):
+    for name, line in STUBS.items():
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/bash\n{line}\n")
+        stub.chmod(0o755)
+
+    run = tmp_path / "my run"
+    if exists:
+        run.mkdir()
+        (run / "config.json").touch()
+
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", str(SCRIPT), "arith", "--steps", "4", "--out", str(run)]
+    done = subprocess.run(
+        command, env=os.environ | SLURM | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+
+    launcher, _, given = done.stdout.partition("-m\nmesotron\ntrain\n")
+    where = dict(pairwise(launcher.splitlines()))
+    assert where["--main_process_ip"] == "node07"
+    assert where["--machine_rank"] == "1"
+    assert where["--num_processes"] == "16"
+    assert given.splitlines() == (["--resume", str(run)] if exists else command[2:])
