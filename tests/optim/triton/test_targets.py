@@ -13,6 +13,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from mesotron.optim.triton import adamw, elementwise, heads, symmetric  # noqa: E402
+from mesotron.rlvr.passes.kernels import gate, norm, rotary  # noqa: E402
+from mesotron.rlvr.passes.kernels import head as training_head  # noqa: E402
 from mesotron.sampling.kernels import attention, head  # noqa: E402
 
 # Compute capability: shared memory that a program may take, in bytes.
@@ -238,4 +240,41 @@ def test_head_kernels_fit(target, rows, dtype):
         own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
         found = shared_bytes(kernel, target, own, constants, num_warps=warps)
 
+        assert found <= TARGETS[target]
+
+
+STREAM = {"x": "*fp32", "total": "*fp32", "grad_x": "*fp32", "grad_total": "*fp32"}
+FULL = ("weight", "scales", "grad_weight", "cos", "sin", "log_z", "entropies", "logprobs")
+FULL += ("grad_logprobs", "grad_entropies")
+HALF = ("delta", "normed", "grad_normed", "grad_delta", "gate", "up", "out", "grad", "logits")
+HALF += ("grad_gate", "grad_up")
+BLOCK_TYPES = STREAM | dict.fromkeys(FULL, "*fp32") | dict.fromkeys(HALF, "*bf16")
+BLOCK_TYPES |= dict.fromkeys(("N", "E", "H", "D", "V", "size"), "i32")
+BLOCK_TYPES |= {"labels": "*i64", "eps": "fp32", "inverse_t": "fp32"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("E", [128, 576, 896, 2048])
+def test_kernels_of_a_training_pass_fit(target, E):
+    tile = norm.sizes(E)
+    warps = tile.pop("num_warps")
+    kernels = [
+        (norm._forward_kernel, {"ADDS": True, **tile}, warps),
+        (norm._backward_kernel, {"ROUNDS": True, "HAS_TOTAL": True, **tile}, warps),
+        (rotary._kernel, {"BACK": True, "HP": 16, "HALF": 64}, 4),
+        (gate._forward_kernel, {"BLOCK": gate.BLOCK}, gate.WARPS),
+        (gate._backward_kernel, {"BLOCK": gate.BLOCK}, gate.WARPS),
+        (training_head._measure_kernel, {"BLOCK": training_head.BLOCK}, training_head.WARPS),
+    ]
+    constants = {"HAS_ENTROPIES": True, "BLOCK": training_head.BLOCK}
+    kernels.append((training_head._gradient_kernel, constants, training_head.WARPS))
+
+    for kernel, constants, warps in kernels:
+        types = {}
+        for name in kernel.arg_names:
+            if name in BLOCK_TYPES:
+                types[name] = BLOCK_TYPES[name]
+
+        found = shared_bytes(kernel, target, types, constants, num_warps=warps)
         assert found <= TARGETS[target]
