@@ -9,6 +9,7 @@ import unicodedata
 
 MAX_LENGTH = 512  # characters of an answer that are read
 
+_OTHER_DIGITS = re.compile(r"[^\x00-\x7f\D]")  # decimal digits beyond ASCII
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 _SYMBOLS = str.maketrans(
@@ -62,7 +63,7 @@ def ascii_digits(text: str) -> str:
     if text.isascii():
         return text
 
-    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+    return _OTHER_DIGITS.sub(lambda match: str(unicodedata.decimal(match[0])), text)
 
 
 def _as_exponent(match: re.Match[str]) -> str:
