@@ -71,6 +71,7 @@ FEATURES = {
     "lora_adamw": "--model.lora 4 --optim.name adamw",
     "lora_muon": "--model.lora 4 --optim.name muon --rollout.updates 2",
     "fast": "--rollout.fast --rollout.updates 2",
+    "ahead": "--max-staleness 1",
     "micro_batch": "--rollout.micro-batch 4",
     "sampling_mask": "--rollout.top-p 0.9 --objective.sampling-mask --rollout.updates 2",
     "entropy_bonus": "--objective.entropy-bonus 0.05",

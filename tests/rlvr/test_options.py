@@ -305,6 +305,36 @@ def test_mistakes_and_traps_are_refused(items, parts, keyword):
         options(*items.split(), **parts)
 
 
+def test_a_rollout_ahead_takes_the_options_of_the_correction():
+    ahead = {"rollout": RolloutConfig(max_staleness=1)}
+    assert options("vllm_importance_sampling_clip_max=2", **ahead)
+    assert options("off_policy_mask_threshold=0.5", **ahead)
+    with pytest.raises(ValueError, match="--vllm"):
+        options("vllm_enable_sleep_mode=true", **ahead)
+
+    mode = arguments(**ahead)["vllm_importance_sampling_mode"]
+    assert mode == "token_truncate"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"objective": ObjectiveConfig(name="mgrpo")},
+        {"objective": ObjectiveConfig(name="grpo", dynamic_sampling="resample")},
+        {"tools": ("own.py:add",)},
+    ],
+)
+def test_what_cannot_be_sampled_ahead_is_refused(parts):
+    with pytest.raises(ValueError, match="--max-staleness"):
+        TrainConfig(rollout=RolloutConfig(max_staleness=1), **parts)
+
+
+@pytest.mark.parametrize("changed", [{"vllm": "colocate"}, {"fast": False}])
+def test_sampling_ahead_needs_the_fast_sampler(changed):
+    with pytest.raises(ValueError, match="--max-staleness"):
+        RolloutConfig(max_staleness=1, **changed)
+
+
 def test_traps_open_where_they_are_sound():
     assert options("top_k=20", "vllm_importance_sampling_correction=false", **VLLM)["top_k"] == 20
     assert options("off_policy_mask_threshold=0.5", **VLLM)

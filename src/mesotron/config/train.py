@@ -368,7 +368,14 @@ class RolloutConfig(Config, prefix="rollout."):
     """Sample with vLLM, in the same process or from a server (auto: in the same process, if vLLM is
     installed and faster than --rollout.fast for this model and length)."""
 
+    max_staleness: Literal[0, 1] = setting(0, flag="max-staleness")
+    """1: sample and score the next rollout while a step trains, from weights one rollout old."""
+
     def check_fields(self) -> None:
+        if self.max_staleness and self.vllm != "off":
+            self.refuse("max_staleness", "is for the sampler of --rollout.fast: leave --vllm out")
+        if self.max_staleness and self.fast is False:
+            self.refuse("max_staleness", "needs --rollout.fast")
         if self.vllm != "off" and self.top_p < 1:
             self.refuse("top_p", "biases the importance ratio to vLLM's samples: leave it at 1")
 
@@ -564,6 +571,7 @@ class TrainConfig(LanguageRunConfig):
             why = "is for TRL's own sampling: leave --rollout.fast and --vllm out"
             self.model.refuse("load", why)
 
+        self._check_staleness()
         if not self.tools and not self.environment:
             return
 
@@ -573,6 +581,29 @@ class TrainConfig(LanguageRunConfig):
         if OBJECTIVES[self.objective.name].is_anchored:
             why = f"has an anchor that calls no tools: with {flag} use vote"
             self.objective.refuse("name", why)
+
+    def _check_staleness(self) -> None:
+        if not self.rollout.max_staleness:
+            return
+
+        objective = self.objective
+        obstacles = {
+            "plays no episodes: leave --tools and --environment out": self.tools
+            or self.environment,
+            f"samples from the policy alone, not from the anchor of {objective.name}": OBJECTIVES[
+                objective.name
+            ].is_anchored,
+            "samples once per step: choose another --objective.dynamic-sampling": (
+                objective.dynamic_sampling == "resample"
+            ),
+            "knows no old policy's tokens: leave --objective.sampling-mask out": (
+                objective.sampling_mask
+            ),
+            "needs whole weights: leave --model.load out": self.model.load != "full",
+        }
+        for why, holds in obstacles.items():
+            if holds:
+                self.rollout.refuse("max_staleness", why)
 
     def _check_reward(self) -> None:
         reward = self.reward

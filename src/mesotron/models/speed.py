@@ -28,7 +28,9 @@ def choose_speed(
         vllm = "colocate" if usable else "off"
 
     if fast is None:
-        fast = on_gpu and is_small and can_sample_fast(config, vllm)
+        is_faster = on_gpu and is_small
+        needs_it = config.rollout.max_staleness > 0
+        fast = (is_faster or needs_it) and can_sample_fast(config, vllm)
 
     if fused is None:
         fused = config.steps >= FUSED_FROM

@@ -17,6 +17,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes.forgetting import text_nll
 from mesotron.probes.gradients import snr_from_norms, squared_norm
+from mesotron.rlvr.ahead import Ahead
 from mesotron.rlvr.optimizer import unwrap_optimizer
 from mesotron.rlvr.state import random_state, restore_random_state
 from mesotron.rlvr.together import together
@@ -125,6 +126,16 @@ class StepTimer(TrainerCallback):
         self.note({"time/step": spent, "time/optimizer": self.optimizer_time})
 
 
+class EndAhead(TrainerCallback):
+    """Forgets the rollout that is sampled ahead when training ends."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        self.ahead = ahead
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.ahead.drop()
+
+
 class KeepLastStep(TrainerCallback):
     """Keeps the state of the last whole step while the next one can still be given up, so that an
     error loses no finished step."""
@@ -198,6 +209,8 @@ class TokenizeAhead(TrainerCallback):
         trainer = self.trainer
         data = trainer.train_dataset
         if trainer.fast.sampler is None or not isinstance(data, Rows) or not data.latest:
+            return
+        if trainer.ahead is not None:  # whose thread uses the tokenizer
             return
 
         rows = list(data.latest)
@@ -442,6 +455,9 @@ class EvalEvery(TrainerCallback):
         state = self.trainer.process_state()
         self.trainer.last_step = state | {"metrics": {}}  # those of this step's row
         try:
+            if self.trainer.ahead is not None:
+                self.trainer.ahead.settle()
+
             return together(self.score)
         finally:
             self.trainer.last_step = None

@@ -73,6 +73,10 @@ class SafeCheckpoints(Mixin):
         """What a kind of trainer saves per process beyond random states; override it."""
         return {}
 
+    def plain_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A process's state as it is written; override it for what is still being computed."""
+        return state
+
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore what `own_state` returned."""
 
@@ -147,7 +151,7 @@ class SafeCheckpoints(Mixin):
             save_state(draft, self._optimizer_file(), steps)
 
         own = self.last_step or self.process_state()
-        save_state(draft, f"process-{self.args.process_index}", own)
+        save_state(draft, f"process-{self.args.process_index}", self.plain_state(own))
 
     def _publish(self, root: Path, step: int) -> None:
         if not self.args.should_save:

@@ -608,6 +608,15 @@ def correct_sampler(
     return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
+def corrected_in_loss(old: Tensor, batch: Batch, how: Correction | None) -> Tensor | None:
+    """The ratio of the policy that the loss compares with to the sampler, if it was not computed
+    with the rollout."""
+    if batch.sampler_ratio is not None or batch.sampler_logprobs is None or how is None:
+        return batch.sampler_ratio
+
+    return correct_sampler(old, batch.sampler_logprobs, batch.completion_mask, how)
+
+
 # 5. The loss
 
 
@@ -646,6 +655,7 @@ class LossSettings:
     entropy_coef: float | None = None  # weight of the entropy bonus; None for a loss without one
     high_entropy_share: float = 1.0  # train only on this share of tokens, those of high entropy
     off_policy_threshold: float | None = None  # leave out bad completions that are far off policy
+    correction: Correction | None = None  # of the sampler, where the batch brings no ratio
     router_coef: float = 0.0
     max_length: int = 1  # of a completion
     micro_batches: int = 1  # of an update
@@ -863,6 +873,11 @@ def loss_inputs(
         drift = sampler - logprobs.detach()
         on_policy = on_policy_rows(drift, batch.advantages, mask, settings.off_policy_threshold)
 
+    sampler_ratio = corrected_in_loss(old, batch, settings.correction)
+    if sampler_ratio is not batch.sampler_ratio:
+        assert sampler_ratio is not None
+        metrics |= sampler_metrics(batch, sampler_ratio, old, world)
+
     share = batch.num_tokens.clamp(min=1.0) / world.size
     inputs = LossInputs(
         logprobs=logprobs,
@@ -875,7 +890,7 @@ def loss_inputs(
         kl=None if kl is None else settings.beta * kl,
         on_policy=on_policy,
         high_entropy=high_entropy,
-        sampler_ratio=batch.sampler_ratio,
+        sampler_ratio=sampler_ratio,
         world=world,
     )
     return inputs, metrics
@@ -956,18 +971,15 @@ def reward_metrics(scored: Scored, advantages: Advantages, names: Sequence[str])
     }
 
 
-def sampler_metrics(batch: Batch, world: Processes = ALONE) -> Metrics:
+def sampler_metrics(
+    batch: Batch, ratio: Tensor, old_logprobs: Tensor, world: Processes = ALONE
+) -> Metrics:
     """TRL's metrics of how far the program that sampled is from the old policy."""
-    if batch.sampler_ratio is None:
-        return {}
-
-    assert batch.old_logprobs is not None
     assert batch.sampler_logprobs is not None
     trains = batch.loss_mask.bool()
 
-    gap = (batch.old_logprobs - batch.sampler_logprobs).abs()
+    gap = (old_logprobs - batch.sampler_logprobs).abs()
     gap = gap[trains & ~gap.isnan()]
-    ratio = batch.sampler_ratio
     ratio = ratio.flatten() if ratio.shape[1] == 1 else ratio[trains]
 
     nothing = gap.new_zeros(1)

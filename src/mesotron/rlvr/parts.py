@@ -113,6 +113,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         judge=Judge(parts.judge.format, parts.judge.verifier, reads=reads_answers(config)),
         fast=bool(config.rollout.fast),
         average=config.average,
+        max_staleness=config.rollout.max_staleness,
         tools=toolbox.tools if toolbox else None,
         environment_factory=toolbox.environment if toolbox else None,
     )

@@ -5,6 +5,7 @@ that evaluation, draws the same numbers.
 """
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -98,6 +99,8 @@ def train_in(
     trainer = build_trainer(parts, run)
     with live_view(run, plan, console, WATCHED) as (view, stop):
         parts.reward.waiting = partial(wait_for, stop=stop, deadline=budget.deadline)
+        if trainer.ahead is not None:
+            trainer.ahead.waiting = parts.reward.waiting
 
         def open_here(folder: RunFolder, shown: Any, is_fork: bool) -> Session:
             return open_session(folder, parts, trainer, budget, before, shown, stop, is_fork)
@@ -157,6 +160,10 @@ class Session:
 @contextmanager
 def wait_for(name: str, stop: process.StopRequest, deadline: Deadline) -> Iterator[None]:
     """Surrounds a call of the user's reward: signals and limits end it if it hangs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # what waits for the other thread is surrounded
+        return
+
     with deadline.own_code(), stop.waiting_for(name, HANGS_AFTER):
         yield
 

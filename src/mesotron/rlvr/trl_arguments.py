@@ -70,6 +70,8 @@ def trl_arguments(
 
 
 def sampler_arguments(rollout: RolloutConfig, objective: ObjectiveName) -> dict[str, Any]:
+    if rollout.max_staleness:
+        return {"vllm_importance_sampling_mode": "token_truncate"}
     if rollout.vllm not in ("colocate", "server"):  # auto is resolved when the model is loaded
         return {}
 

@@ -216,6 +216,7 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
     """Options that would be silently wrong or without effect in this run, and why."""
     name = config.objective.name
     vllm = config.rollout.vllm != "off"
+    ahead = config.rollout.max_staleness > 0
     corrected = vllm and options.get("vllm_importance_sampling_correction", True)
     modes = MODES[:2] if objectives.get(name).weighs_sequences else MODES
     mode = "vllm_importance_sampling_mode"
@@ -232,8 +233,12 @@ def _traps(config: TrainConfig, options: dict[str, Any], updates: int) -> list[t
         *((key, corrected, biased) for key in ("top_k", "min_p")),
         ("repetition_penalty", corrected and penalized, biased),
         (mode, options.get(mode, MODES[0]) not in modes, f"must be one of {', '.join(modes)}"),
-        *((key, not vllm, "needs --vllm") for key in options if key.startswith("vllm_")),
-        ("off_policy_mask_threshold", updates == 1 and not vllm, unused),
+        *(
+            (key, not (vllm or (ahead and "sampling" in key)), "needs --vllm")
+            for key in options
+            if key.startswith("vllm_")
+        ),
+        ("off_policy_mask_threshold", updates == 1 and not vllm and not ahead, unused),
         ("delta", unclipped, f"has no effect on {name}"),
         *(
             (key, not key.startswith(f"{name}_"), f"has no effect on {name}")

@@ -14,7 +14,10 @@ compares every method that is used here with the supported versions of TRL.
 
 import copy
 import math
+import random
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from torch import Tensor, nn
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from mesotron.answers.facts import Judge
 from mesotron.answers.formats import FORMATS
@@ -38,6 +41,15 @@ from mesotron.optim.clipping import clip_gradients
 from mesotron.probes import trajectory_entropy
 from mesotron.rewards.votes import VoteRules, vote
 from mesotron.rlvr import grpo, objectives
+from mesotron.rlvr.ahead import (
+    SAVING_WAITS,
+    Ahead,
+    RolloutAhead,
+    copy_policy,
+    plain_or_none,
+    rollout_of,
+    take_weights,
+)
 from mesotron.rlvr.anchor import (
     Anchor,
     AnchoredSampler,
@@ -47,6 +59,7 @@ from mesotron.rlvr.anchor import (
     refuse_flat_shards,
 )
 from mesotron.rlvr.callbacks import (
+    EndAhead,
     KeepLastStep,
     LogAuxiliaryNorm,
     MoveAverages,
@@ -169,6 +182,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         judge: turns completions into facts; self-labeled objectives without one read \\boxed{}.
         fast: sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded
             passes, as far as model and hardware support them; a log line names what is left out.
+        max_staleness: 1 samples and scores the next rollout while a step trains, from weights that
+            are one rollout old; needs `fast`. 0: from the weights of now.
         average: decay of an average of the weights that replaces them after the last step;
             `averaged` evaluates it before that.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
@@ -182,6 +197,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     """
 
     sampler: GraphSampler | None = None
+    behind: "GRPOTrainer | None" = None  # this trainer over a copy of its weights, to sample ahead
+    own_draws: torch.Generator | None = None  # in place of torch's, where another thread samples
     curriculum: Curriculum | None = None
 
     def __init__(  # noqa: PLR0913  # TRL's arguments, and ours by name
@@ -196,6 +213,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         judge: Judge | None = None,
         fast: bool = False,
         average: float = 0.0,
+        max_staleness: int = 0,
         **rest: Any,
     ) -> None:
         if args is not None:
@@ -248,6 +266,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.fast = choose_fast_paths(self) if fast else FastPaths()
         self.shared_prompts = self._make_shared_prompts()
         self.truncated = self._make_truncated_pass()
+        self.ahead = self._make_ahead(max_staleness)
         self._add_callbacks()
 
     # Builders, each called once
@@ -401,6 +420,26 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         return TruncatedPass(self.accelerator.autocast, entropy_gradient=self.bonus is not None)
 
+    def _make_ahead(self, max_staleness: int) -> Ahead | None:
+        if max_staleness == 0:
+            return None
+
+        obstacles = {
+            "is 0 or 1": max_staleness != 1,
+            "does not work with vLLM: TRL has AsyncGRPOTrainer for it": self.use_vllm,
+            f"does not work with {TRL_PLAYS}": self._trl_plays(),
+            f"does not work with {self.objective.name}, whose anchor samples": self.anchor,
+            "does not work with dynamic_sampling='resample'": self.resampler,
+            "does not work with objective.sampling_mask": self.truncated,
+            "does not work with several processes": self.accelerator.num_processes > 1,
+            "needs the fast sampler, which this run lacks": self.fast.sampler is None,
+        }
+        for why, holds in obstacles.items():
+            if holds:
+                raise ValueError(f"max_staleness = {max_staleness} {why}")
+
+        return Ahead(self._prepare_ahead, self.accelerator.device)
+
     def _penalizes(self) -> bool:
         return self.repetition_penalty != 1.0
 
@@ -408,6 +447,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.timer = StepTimer(self.note)
         self.silence = SkipSilentBatch(self)
         self.auxiliary_norm = LogAuxiliaryNorm(self.note)
+
+        if self.ahead is not None:
+            self.add_callback(EndAhead(self.ahead))
 
         self.add_callback(KeepLastStep(self))
         self.add_callback(self.silence)
@@ -452,6 +494,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _round(self, inputs: Any) -> tuple[Batch, list[float]]:
         """One round of sampling and scoring: the batch, and the spread of each group's rewards."""
         trains = self.policy.training
+        if self.ahead is not None and not trains:
+            self.ahead.settle()
+
         rows = list(inputs)
         if self.curriculum is not None and trains:
             rows = self.curriculum.place(rows)
@@ -504,7 +549,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return scored.by_function
 
     def _sample_and_score(self, rows: list[dict[str, Any]]) -> tuple[Batch, Scored]:
-        rollout = self._rollout(rows)
+        ready = self._sampled_ahead(rows)
+        rollout = self._rollout(rows) if ready is None else ready.rollout
         sequences = self._pad(rollout)
 
         old, reference = self._before_update(sequences)
@@ -515,17 +561,145 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         ratio = self._sampler_ratio(old, sequences)
 
-        scored = self._score(rollout, rows)
+        scored = self._score(rollout, rows) if ready is None else ready.scored
         advantages = grpo.compute_advantages(scored, self._scaling())
         batch = grpo.make_batch(sequences, scored, advantages, old, reference, ratio, self.world)
         batch = replace(batch, kept_tokens=kept)
 
         names = self.reward_func_names
         self.note(grpo.reward_metrics(scored, advantages, names))
-        self.note(grpo.sampler_metrics(batch, self.world))
+        if ratio is not None:
+            assert old is not None
+            self.note(grpo.sampler_metrics(batch, ratio, old, self.world))
+
         self._log_completions(rollout, scored, advantages)
 
         return batch, scored
+
+    # A rollout ahead
+
+    def _sampled_ahead(self, rows: list[dict[str, Any]]) -> RolloutAhead | None:
+        """The rollout that another thread has sampled, with what it logged."""
+        if self.ahead is None or not self.policy.training:
+            return None
+
+        every = (self.args.steps_per_generation or 1) * self.num_iterations
+        last = self.state.max_steps * self.args.gradient_accumulation_steps
+        ready = self.ahead.next(rows, goes_on=self._step + every < last)
+
+        for name, values in ready.metrics.items():
+            self._metrics["train"][name].extend(values)
+        for name, values in ready.columns.items():
+            self._pending_extra_logs[name].extend(values)
+
+        self.state.num_input_tokens_seen += ready.tokens
+        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+        self.note({"sample/staleness_mean": float(self.state.global_step - ready.step)})
+
+        return ready
+
+    def _prepare_ahead(self, rows: list[dict[str, Any]]) -> Callable[[], RolloutAhead]:
+        """Takes over the weights and settings of now; what is returned runs in another thread."""
+        before = self.behind
+        behind = self.behind = copy.copy(self)
+        if before is None:
+            behind.model = self._copy_with_head()
+            behind.sampler = None
+        else:
+            behind.model = before.model
+            behind.sampler = before.sampler
+            take_weights(before.policy, self.policy)
+
+        if self.shared_prompts is not None:
+            behind.shared_prompts = replace(
+                self.shared_prompts, model=behind.model, record=False, recorder=None
+            )
+
+        behind.state = copy.copy(self.state)
+        behind._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        behind._pending_extra_logs = defaultdict(list)
+        behind._pending_metrics = defaultdict(list)
+
+        assert self.fast.sampler is not None
+        behind._current_sampler(self.fast.sampler)
+        seed = random.Random(f"{self.args.seed} {self._step}").getrandbits(63)
+        behind.own_draws = torch.Generator().manual_seed(seed)
+
+        return partial(behind._sample_behind, rows)
+
+    def _copy_with_head(self) -> Any:
+        copied = copy_policy(self.policy)
+        add_fused_lm_head(
+            copied.get_base_model() if is_peft_model(copied) else copied,
+            temperature=self.temperature,
+            cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32,
+        )
+        return copied
+
+    def _sample_behind(self, rows: list[dict[str, Any]]) -> RolloutAhead:
+        """Runs in another thread, on the trainer that `_prepare_ahead` made for it."""
+        before = self.state.num_input_tokens_seen
+        rollout = self._rollout(rows)
+        rollout = replace(rollout, sampler_logprobs=self._logprobs_behind(rollout))
+        scored = self._score(rollout, rows)
+
+        for name, values in self._pending_metrics.items():
+            self._metrics["train"][name].append(sum(values) / len(values))
+
+        metrics = dict(self._metrics["train"])
+        metrics.pop("num_tokens", None)
+        on_host = {"rewards": scored.rewards.cpu()}
+        if scored.by_function is not None:
+            on_host["by_function"] = scored.by_function.cpu()
+
+        return RolloutAhead(
+            rows=rows,
+            rollout=rollout,
+            scored=replace(scored, **on_host),
+            metrics=metrics,
+            columns=dict(self._pending_extra_logs),
+            step=self.state.global_step,
+            micro_batches=self._step,
+            tokens=self.state.num_input_tokens_seen - before,
+        )
+
+    def _logprobs_behind(self, rollout: Rollout) -> list[list[float]]:
+        padding = grpo.Padding(self._tokenizer.pad_token_id, self.accelerator.device)  # pyright: ignore
+        sequences = grpo.pad(rollout, padding)
+        size = self._pass_size()
+
+        self.policy.eval()
+        passed = self._get_per_token_logps_and_entropies(
+            self.model, sequences.ids, sequences.mask, sequences.length, size
+        )
+        self.policy.train()
+
+        logprobs = []
+        for row, tokens in zip(passed[0].tolist(), rollout.completion_tokens, strict=True):
+            logprobs.append(row[: len(tokens)])
+
+        return logprobs
+
+    def _sampled_before(self, plain: dict[str, Any]) -> RolloutAhead:
+        """The rollout ahead of a checkpoint."""
+        rollout = rollout_of(plain)
+        rewards = plain["rewards"]
+        known = replace(
+            self._scoring(),
+            call=lambda *_: rewards,
+            weights=self.reward_weights.to(rewards.device),
+            seed=(self.args.seed, plain["micro_batches"]),
+        )
+        return RolloutAhead(
+            rows=plain["rows"],
+            rollout=rollout,
+            scored=grpo.score(rollout, plain["rows"], known),
+            metrics=plain["metrics"],
+            columns=plain["columns"],
+            step=plain["step"],
+            micro_batches=plain["micro_batches"],
+            tokens=plain["tokens"],
+        )
 
     def _rollout(self, rows: list[dict[str, Any]]) -> Rollout:
         prompts = [row["prompt"] for row in rows]
@@ -601,18 +775,25 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.use_vllm and self.vllm_importance_sampling_correction
 
     def _sampler_ratio(self, old: Tensor | None, sequences: Sequences) -> Tensor | None:
-        if not self._corrects_sampler():
+        correction = self._correction()
+        if correction is None or old is None:
             return None
 
-        assert old is not None
         assert sequences.sampler_logprobs is not None
-        correction = grpo.Correction(
+        mask = sequences.completion_mask
+        return grpo.correct_sampler(old, sequences.sampler_logprobs, mask, correction)
+
+    def _correction(self) -> grpo.Correction | None:
+        if not self.vllm_importance_sampling_correction:
+            return None
+        if not self.use_vllm and (self.ahead is None or not self.policy.training):
+            return None
+
+        return grpo.Correction(
             mode=self.vllm_importance_sampling_mode,
             low=self.vllm_importance_sampling_clip_min,
             high=self.vllm_importance_sampling_clip_max,
         )
-        mask = sequences.completion_mask
-        return grpo.correct_sampler(old, sequences.sampler_logprobs, mask, correction)
 
     # Sampling
 
@@ -654,7 +835,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             )
 
         sampler = self._current_sampler(self.fast.sampler)
-        return sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
+        length = self.max_completion_length
+        draws = None
+        if self.own_draws is not None:
+            draws = torch.rand(len(prompt_ids), length, generator=self.own_draws)
+
+        return sampler.sample(prompt_ids, length, self.usual_rows, draws), None
 
     def _current_sampler(self, kind: type[GraphSampler]) -> GraphSampler:
         sampling = self._sampling()
@@ -884,6 +1070,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             high_entropy_share=self.top_entropy_quantile,
             off_policy_threshold=self.off_policy_mask_threshold,
             router_coef=self.router_aux_loss_coef if self.aux_loss_enabled else 0.0,
+            correction=self._correction(),
             max_length=self.max_completion_length,
             micro_batches=self.current_gradient_accumulation_steps if trains else 1,
             rollout_batches=(args.steps_per_generation or 1) if trains else 1,
@@ -987,6 +1174,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.state.global_step >= self.state.max_steps
 
     def _write(self, draft: Path) -> None:
+        if self.ahead is not None and self.last_step is None:
+            self.ahead.settle(SAVING_WAITS)
+
         super()._write(draft)
         if self.average is None or not self.average.updates or self._is_over():
             return
@@ -1006,6 +1196,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def restore_policy(self, checkpoint: Path) -> None:
         super().restore_policy(checkpoint)
         self.end_with_average()
+        if self.ahead is not None:
+            self.ahead.drop()  # the failed policy sampled it
 
     # The optimizer
 
@@ -1108,6 +1300,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._buffered_inputs = None
         self._last_loaded_step = -1  # vLLM then loads the weights again
         self.last_step = None
+        if self.ahead is not None:
+            self.ahead.drop()
 
     def own_state(self) -> dict[str, Any]:
         every = (self.args.steps_per_generation or 1) * self.num_iterations
@@ -1119,10 +1313,18 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             "silent": self.silence.is_silent,
             "metrics": {name: list(values) for name, values in self._metrics["train"].items()},
         }
+        if self.ahead is not None:
+            state["ahead"] = self.ahead.pending
         if self.bonus is not None:
             state["entropy"] = [self.bonus.coef, self.bonus.entropy]
 
         return state
+
+    def plain_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        if "ahead" not in state:
+            return state
+
+        return state | {"ahead": plain_or_none(state["ahead"])}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
@@ -1131,6 +1333,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
+
+        if self.ahead is not None:
+            plain = state.get("ahead")
+            self.ahead.load(None if plain is None else self._sampled_before(plain))
 
         if self.bonus is not None and "entropy" in state:
             self.bonus.coef, self.bonus.entropy = state["entropy"]

@@ -222,7 +222,8 @@ class Decoder(ABC):
 
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Another thread may use the GPU meanwhile, in a stream of its own.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.step(span)
 
         return graph

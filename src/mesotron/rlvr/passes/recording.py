@@ -31,6 +31,8 @@ Leaves = dict[Tensor, Tensor]  # other tensors in place of weights; they get the
 # Tokens of a pass above which the GPU and not the host sets the pace: then ragged rows are faster,
 # which are not recorded.
 RECORDED_TOKENS = 16_384
+# Another thread may sample meanwhile, in a stream of its own.
+THREAD = "thread_local"
 # Each recorded shape keeps its own gradients; activations share one memory pool.
 MAX_SHAPES = 4
 # Config fields that change the logits after the head.
@@ -211,14 +213,17 @@ class Recording:
         self.forward = torch.cuda.CUDAGraph()
         self.backward = torch.cuda.CUDAGraph()
 
-        with torch.enable_grad(), torch.cuda.graph(self.forward, pool=pool):
+        with (
+            torch.enable_grad(),
+            torch.cuda.graph(self.forward, pool=pool, capture_error_mode=THREAD),
+        ):
             scores = work(self.tokens, frame, temperature, leaves)
 
         self.scores = Scores(*(x.detach() for x in scores))
         outputs = [x for x in scores if x.requires_grad]
         self.output_gradients = [torch.zeros_like(x) for x in outputs]
 
-        with torch.cuda.graph(self.backward, pool=pool):
+        with torch.cuda.graph(self.backward, pool=pool, capture_error_mode=THREAD):
             self.gradients = torch.autograd.grad(
                 outputs, list(leaves.values()), self.output_gradients, allow_unused=True
             )
