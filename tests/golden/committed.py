@@ -16,6 +16,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 VERDICTS = "verdicts.json"
+ESTIMATES = "estimates.json"
 
 
 def update() -> None:
@@ -24,7 +25,7 @@ def update() -> None:
     for old in [*(HERE / "help").glob("*.txt"), *(HERE / "parsed").glob("*.json")]:
         old.unlink()
 
-    texts = help_pages() | parsed_lines()
+    texts = help_pages() | parsed_lines() | {ESTIMATES: estimates()}
     if public_runs() is not None:
         texts[VERDICTS] = verdicts()
 
@@ -195,3 +196,55 @@ def verdict(path: Path) -> dict[str, Any]:
 
 def to_json(value: Any) -> str:
     return json.dumps(value, indent=1) + "\n"
+
+
+# Estimates
+
+PLANNED = (
+    "",
+    "--gpu 4090 --lora 16",
+    "--gpu 4090 --lora 16 --model.load 4bit --rollout.no-fast",
+    "--gpu h100 --model.dtype float32 --optim adamw",
+    "--gpu h200 --rollout.no-fast --model.gradient-checkpointing",
+    "--gpu a100 --objective.beta 0.04 --rollout.updates 2 --average 0.9",
+    "--gpu h100 --objective.name corewarding --rollout.micro-batch 4",
+    "--gpu h100 --rollout.vllm colocate --optim.no-fused",
+    "--gpu t4 --lora 8 --optim pion --model.gradient-checkpointing",
+    "--gpu l4 --sft-steps 200 --sft.batch 64",
+    "--gpu h100 --sft-steps 200 --sft.batch 512",
+    "--gpu h200 --model.dtype bfloat16 --rollout.no-fast",
+)
+MODELS = ("HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-4B")
+
+
+def estimates() -> str:
+    """Seconds and GiB by part that `mesotron plan` computes before anything has run."""
+    from mesotron import cli
+    from mesotron.rlvr.plan.estimate import predict
+    from mesotron.rlvr.plan.setup import Lengths
+    from mesotron.rlvr.plan.shapes import find_shape
+
+    command = cli.COMMANDS["plan"]
+    table = {}
+    for model in MODELS:
+        for words in PLANNED:
+            line = f"--model {model} {words}".strip()
+            config = cli.parse(command.config_type, line.split(), "golden", command.presets)
+            shape = find_shape(model)
+            lengths = Lengths(prompt=100, completion=200, longest=300)
+            found = predict(config, shape, config.gpu, lengths)
+            table[line] = {
+                "seconds": found.seconds,
+                "supervised": found.supervised,
+                "memory": found.memory,
+                "needed": found.needed,
+            }
+
+    return to_json(round_numbers(table))
+
+
+def round_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: round_numbers(inner) for key, inner in value.items()}
+
+    return float(f"{value:.6g}")
