@@ -3,6 +3,7 @@
 import logging
 import math
 from collections import defaultdict
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from mesotron.optim import Muon
+from mesotron.probes.gradients import snr_from_norms
 from mesotron.rlvr import callbacks
 from mesotron.rlvr.callbacks import (
     EvalEvery,
@@ -26,6 +28,7 @@ from mesotron.rlvr.callbacks import (
     SnrProbe,
     Spending,
     StepTimer,
+    measure_snr,
     step_parts,
 )
 from mesotron.runs import RunFolder
@@ -619,3 +622,34 @@ def test_a_step_of_several_passes_has_one_part_for_each():
         current_gradient_accumulation_steps=2, _buffered_inputs=buffer, _step=4
     )
     assert [part["completion_ids"][0].item() for part in step_parts(trainer)] == [2, 3]
+
+
+def test_the_probe_of_gradients_draws_no_number_of_the_training():
+    """As dropout does in each pass."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def loss_of(model: Any, part: Any) -> Any:
+        x = part["completion_ids"].float().mean() + torch.rand(()) * 0
+        return SimpleNamespace(loss=(model.weight * x).sum())
+
+    trainer = SimpleNamespace(
+        current_gradient_accumulation_steps=2,
+        _buffered_inputs=[{"completion_ids": torch.full((2, 1), k)} for k in (1, 3)],
+        _step=2,
+        model=nn.ParameterDict({"weight": weight}),
+        compute_loss_context_manager=nullcontext,
+        loss_of=loss_of,
+    )
+    before = torch.get_rng_state()
+    measured = measure_snr(trainer)
+    assert torch.equal(torch.get_rng_state(), before)
+
+    # Gradients (1, 1) and (3, 3): their mean is (2, 2), their squared distance from it 2 each.
+    assert measured["gradient/snr"] == pytest.approx(
+        snr_from_norms([2.0, 18.0], 32.0)["gradient/snr"]
+    )
+    assert weight.grad is None
+
+    trainer._buffered_inputs = [{"completion_ids": torch.ones(1, 1)}]
+    trainer.current_gradient_accumulation_steps = 1
+    assert measure_snr(trainer) == {}
