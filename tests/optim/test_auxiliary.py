@@ -6,7 +6,8 @@ from torch import nn
 
 from mesotron.optim import AdamW, Muon, elementwise
 from mesotron.optim.device import round_stochastically, rounding_seed, step_seed
-from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
+from mesotron.optim.elementwise import step_auxiliary
+from mesotron.optim.registry import AuxiliaryBatch
 from mesotron.optim.stats import StepStats
 
 rules = pytest.mark.parametrize("rule", ["adamw", "sgd"])

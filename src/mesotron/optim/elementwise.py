@@ -5,38 +5,18 @@ rounded back at random: to the nearest, a step of 1e-6 would leave most of them 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.device import round_stochastically, step_seed, wide_dtype
-from mesotron.optim.registry import AuxiliaryRule, Group, State
+from mesotron.optim.registry import AuxiliaryBatch, AuxiliaryRule, State
 from mesotron.optim.stats import SAMPLE_ELEMENTS, SAMPLE_TENSORS, StepStats
 
 _FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
 # Narrow weights that are widened together; their copies take 8 bytes each.
 _BATCH_ELEMENTS = 2**26
-
-
-class AuxiliaryBatch(NamedTuple):
-    """Parameters of one group and one device; the lists have one entry for each."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    states: list[State]  # an empty one is filled
-    group: Group
-    found_inf: Tensor | None  # a float tensor on the device; 1 leaves everything unchanged
-    streams: Sequence[int]  # of the random rounding, from `rounding_seed`
-
-    def pick(self, numbers: list[int]) -> "AuxiliaryBatch":
-        return self._replace(
-            params=[self.params[k] for k in numbers],
-            grads=[self.grads[k] for k in numbers],
-            states=[self.states[k] for k in numbers],
-            streams=[self.streams[k] for k in numbers],
-        )
 
 
 def step_auxiliary(batch: AuxiliaryBatch, stats: StepStats) -> None:

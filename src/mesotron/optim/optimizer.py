@@ -25,7 +25,7 @@ from torch.optim.optimizer import ParamsT
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim import triton
 from mesotron.optim.device import rounding_seed, tensors_on_host, without_autocast
-from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
+from mesotron.optim.elementwise import step_auxiliary
 from mesotron.optim.finite import on_host, report_finite
 from mesotron.optim.groups import (
     Work,
@@ -40,7 +40,7 @@ from mesotron.optim.groups import (
 from mesotron.optim.kernels import KernelSteps
 from mesotron.optim.leash import distances, keep_start, pull_to_start
 from mesotron.optim.lora import find_pairs, step_pairs
-from mesotron.optim.registry import Group
+from mesotron.optim.registry import AuxiliaryBatch, Group
 from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.state import ParamStep, loaded_dtype
 from mesotron.optim.stats import StepStats

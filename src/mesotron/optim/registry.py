@@ -6,24 +6,44 @@ heads) is one file in `auxiliary`. The file has the rule's name; `mesotron.confi
 registries, which know the names without torch.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 
-if TYPE_CHECKING:
-    from mesotron.optim.elementwise import AuxiliaryBatch
-    from mesotron.optim.optimizer import RoutedOptimizer
-
-    Class = TypeVar("Class", bound=type[RoutedOptimizer])
-
 State = dict[str, Any]  # of one parameter, as `torch.optim` keeps it
 Group = dict[str, Any]  # a param group, as `torch.optim` keeps it
+
+
+class Ruled(Protocol):
+    """An optimizer that steps its matrices by one rule, such as `Muon`."""
+
+    rule: str
+
+
+Class = TypeVar("Class", bound=type[Ruled])
+
+
+class AuxiliaryBatch(NamedTuple):
+    """Parameters of one group and one device; the lists have one entry for each."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    states: list[State]  # an empty one is filled
+    group: Group
+    found_inf: Tensor | None  # a float tensor on the device; 1 leaves everything unchanged
+    streams: Sequence[int]  # of the random rounding, from `rounding_seed`
+
+    def pick(self, numbers: list[int]) -> "AuxiliaryBatch":
+        return self._replace(
+            params=[self.params[k] for k in numbers],
+            grads=[self.grads[k] for k in numbers],
+            states=[self.states[k] for k in numbers],
+            streams=[self.streams[k] for k in numbers],
+        )
 
 
 class Lines(NamedTuple):
@@ -45,7 +65,7 @@ class Rule:
 
     name: str
     about: str
-    optimizer: type[RoutedOptimizer]
+    optimizer: type[Ruled]
     filter: str  # by default
     finish: Finish | None  # None: the filtered direction is the step
     line_state: str  # the key of the state that `finish` reads

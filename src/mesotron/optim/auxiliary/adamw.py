@@ -11,10 +11,10 @@ from torch.optim.adamw import adamw as functional_adamw
 
 from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
-from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
+from mesotron.optim.elementwise import new_counter, sample
 from mesotron.optim.optimizer import RoutedOptimizer
 from mesotron.optim.options import OptimizerOptions, with_options
-from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
+from mesotron.optim.registry import AuxiliaryBatch, AuxiliaryRule, State, auxiliary_rule
 
 
 def adamw_state(p: Tensor) -> State:

@@ -12,9 +12,9 @@ from torch.optim.sgd import sgd as functional_sgd
 
 from mesotron.optim.build import Rate, build
 from mesotron.optim.device import wide_dtype
-from mesotron.optim.elementwise import AuxiliaryBatch, new_counter, sample
+from mesotron.optim.elementwise import new_counter, sample
 from mesotron.optim.options import OptimizerOptions, with_options
-from mesotron.optim.registry import AuxiliaryRule, State, auxiliary_rule
+from mesotron.optim.registry import AuxiliaryBatch, AuxiliaryRule, State, auxiliary_rule
 from mesotron.optim.rules.muon import Muon
 
 # The step is the gradient itself, so the learning rate has another unit than Muon's and needs its

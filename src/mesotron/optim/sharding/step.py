@@ -27,10 +27,10 @@ from torch.distributed.tensor import DTensor
 
 from mesotron.config.rules import AUXILIARY_RULES
 from mesotron.optim.device import rounding_seed
-from mesotron.optim.elementwise import AuxiliaryBatch, step_auxiliary
+from mesotron.optim.elementwise import step_auxiliary
 from mesotron.optim.finite import on_host
 from mesotron.optim.leash import keep_start, pull
-from mesotron.optim.registry import Group, State
+from mesotron.optim.registry import AuxiliaryBatch, Group, State
 from mesotron.optim.sharding.exchange import (
     ExchangePlan,
     ShardedMatrix,
