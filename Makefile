@@ -46,9 +46,9 @@ oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 # What is about to come, installed aside as well. Its failures are read, not mended at once: the
 # target ends well.
 NEXT := $(VENV)/next
-next: $(STAMP)  ## report on the newest TRL, Transformers and Triton, pre-releases too
+next: $(STAMP)  ## report on the newest TRL, Transformers, Triton and NumPy, pre-releases too
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --pre \
-	--target $(NEXT) trl transformers triton
+	--target $(NEXT) trl transformers triton numpy
 	@$(BIN)/python -m pip list --disable-pip-version-check --path $(NEXT)
 	-PYTHONPATH=$(NEXT) $(PYTEST) tests/rlvr/test_overrides.py tests/rlvr/test_options.py \
 	tests/rlvr/test_trl_trainer.py tests/rlvr/test_grpo.py tests/optim/triton

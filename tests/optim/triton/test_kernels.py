@@ -4,15 +4,11 @@ On a CUDA machine the compiled kernels run; elsewhere Triton's interpreter runs 
 the CPU, on small shapes, if Triton is installed.
 """
 
-import numpy
 import pytest
 import torch
 
 ON_GPU = torch.cuda.is_available()
 triton = pytest.importorskip("triton")
-if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-    pytest.skip("Triton's interpreter needs numpy < 2.4", allow_module_level=True)
-
 import mesotron  # noqa: E402
 from mesotron.optim.triton import elementwise as ew  # noqa: E402
 from mesotron.optim.triton import heads, symmetric  # noqa: E402
