@@ -27,6 +27,7 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _NUMBER = re.compile(
+    r"(?=[-+$\\.\d])"  # nothing else begins one: most places are passed over here
     r"(?:(?<![\w)}\]])-|(?<![\w)}\]])\+)?(?:\$|\\\$)?(?:"  # a sign, not a minus; currency
     r"(?:\d{1,9} ?)?\\[dtc]?frac ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d) ?(?:\{ ?-?[\d.,]{1,40} ?\}|\d)"
     r"|(?<!\d)(?<!\d\.)(?:\d{1,3}(?:(?:,|\{,\}|,\\! ?)\d{3})+(?!\d)|\d{1,200})(?:\.\d{1,200})?"
