@@ -1,4 +1,4 @@
-"""The page's picture: held-out accuracy and reward of the headline's runs, by step and by time.
+"""The page's picture: accuracy and reward of the search and the headline, by step and by time.
 
 python -m benchmarks.gsm8k.draw
 """
@@ -17,10 +17,11 @@ from matplotlib import pyplot
 
 from benchmarks._lib.pictures import save_picture
 from benchmarks._lib.results import read_json
-from benchmarks._lib.rows import distinct, where
 
 HERE = Path(__file__).parent
 BLOCK = 10  # steps in a mean of rewards or seconds
+PARTS = ("search", "headline")
+USES = {"search": "held-out training problems", "headline": "test problems, a seed a line"}
 NAMES = {
     "muon": "Muon",
     "adamw": "AdamW",
@@ -31,19 +32,22 @@ NAMES = {
 
 
 def main() -> None:
-    cells = where(read_json(HERE / "cells.json.gz"), part="headline")
+    runs = read_json(HERE / "cells.json.gz") + read_json(HERE / "unfinished.json.gz")
+    runs = [run for run in runs if run["part"] in PARTS]
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharey="row", layout="constrained")
 
-    for k, arm in enumerate(distinct(cells, "arm")):
-        for j, cell in enumerate(where(cells, arm=arm)):
-            label = None if j else NAMES[arm]
-            draw(axes, cell, color=f"C{k}", label=label)
+    colors: dict[str, str] = {}
+    for run in sorted(runs, key=lambda run: (-PARTS.index(run["part"]), run["rate"])):
+        label = f"{NAMES[run['arm']]} {run['rate']:.2g}, {USES[run['part']]}"
+        is_new = label not in colors
+        color = colors.setdefault(label, f"C{len(colors)}")
+        draw(axes, run, color, label if is_new else None)
 
-    axes[0, 0].set_ylabel("greedy accuracy, 1,000 test problems")
+    axes[0, 0].set_ylabel("greedy accuracy")
     axes[1, 0].set_ylabel("mean reward")
     axes[1, 0].set_xlabel("step")
-    axes[1, 1].set_xlabel("minutes of training steps")
-    axes[0, 0].legend()
+    axes[1, 1].set_xlabel("minutes of training steps, three runs at a time")
+    axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8)
     for axis in axes.flat:
         axis.set(xlim=(0, None), ylim=(0, None))
         axis.grid(alpha=0.3)
@@ -54,8 +58,9 @@ def main() -> None:
 def draw(axes: Any, cell: dict[str, Any], color: str, label: str | None) -> None:
     """One run: accuracies above, rewards below; by step on the left, by time on the right."""
     minutes = minutes_at(cell)
-    steps = [step for step, _ in cell["curve"]]
-    scores = [score for _, score in cell["curve"]]
+    (_, before), *later = cell["curve"]  # the row of step 1 has the evaluation before it
+    steps = [0, *(step for step, _ in later)]
+    scores = [before, *(score for _, score in later)]
     axes[0, 0].plot(steps, scores, "o-", color=color, ms=3, lw=1, label=label)
     axes[0, 1].plot([at(minutes, step) for step in steps], scores, "o-", color=color, ms=3, lw=1)
 
