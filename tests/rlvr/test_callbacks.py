@@ -34,6 +34,7 @@ from mesotron.rlvr.callbacks import (
 from mesotron.runs import RunFolder
 from mesotron.runs.best import HeldOut
 from mesotron.runs.deadline import LimitReached
+from support.fake_trainer import FakeTrainer
 
 
 def at(step: int, most: int = 10, **more: Any) -> Any:
@@ -80,7 +81,7 @@ def run(tmp_path):
 def logging_trainer() -> Any:
     chat = [{"role": "user", "content": "What is 3 + 4?"}]
     turns = [{"content": None, "tool_calls": ["add"]}, {"content": "7"}]
-    return SimpleNamespace(
+    return FakeTrainer(
         _logs={
             "prompt": [chat, "2 + 2 =", "unseen"],
             "completion": [turns, "5", "unseen"],
@@ -159,7 +160,7 @@ def test_a_norm_is_logged_once():
 
 def test_the_state_of_a_whole_step_is_kept_until_the_weights_change():
     states = iter(["first", "second", "third"])
-    trainer = SimpleNamespace(last_step=None, process_state=lambda: next(states))
+    trainer = FakeTrainer(last_step=None, process_state=lambda: next(states))
     keep = KeepLastStep(trainer)
 
     keep.on_epoch_begin()
@@ -180,7 +181,7 @@ def silent_trainer(sampling: str = "off", **more: Any) -> Any:
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     parts = {"beta": 0.0, "bonus": None, "aux_loss_enabled": False} | more
-    return SimpleNamespace(
+    return FakeTrainer(
         _step=0,
         policy=model,
         objective=SimpleNamespace(dynamic_sampling=sampling),
@@ -237,7 +238,7 @@ def test_terms_that_need_no_signal_are_not_skipped(more):
 @pytest.mark.parametrize("update", ["optimizer_step", "rollout"])
 def test_averages_move_after_each_step(update):
     done: list[Any] = []
-    trainer = SimpleNamespace(
+    trainer = FakeTrainer(
         anchor=object(),
         objective=SimpleNamespace(momentum_update=update),
         update_anchor=lambda: done.append("anchor"),
@@ -305,7 +306,7 @@ class Meter:
 
 def spending(**options: Any) -> tuple[Spending, Meter, Any]:
     budget = Meter()
-    trainer = SimpleNamespace(_metrics=metrics(), resumed_from=None)
+    trainer = FakeTrainer(_metrics=metrics(), resumed_from=None)
     return Spending(budget, trainer, **options), budget, trainer
 
 
@@ -458,7 +459,7 @@ def evaluations(run: RunFolder | None = None, best: Best | None = None, value: A
         return HeldOut(4, value, (), "accuracy")
 
     during: list[Any] = []
-    trainer = SimpleNamespace(
+    trainer = FakeTrainer(
         _metrics=metrics(),
         best=best,
         last_step=None,
@@ -561,7 +562,7 @@ def test_the_best_checkpoint_is_not_taken_for_transformers_own():
 def test_forgetting_is_measured_at_the_start_and_every_few_steps(monkeypatch):
     values = iter([5.0, 6.0, 7.0])
     monkeypatch.setattr(ForgettingProbe, "_measure", lambda self: next(values))
-    trainer = SimpleNamespace(_metrics=metrics())
+    trainer = FakeTrainer(_metrics=metrics())
     probe = ForgettingProbe(3, trainer, torch.zeros(1, 1))
     probe.on_train_begin(None, at(0), None)
     counts = []
@@ -575,7 +576,7 @@ def test_forgetting_is_measured_at_the_start_and_every_few_steps(monkeypatch):
 
 def test_a_resumed_run_measures_no_start_of_its_own(monkeypatch):
     monkeypatch.setattr(ForgettingProbe, "_measure", pytest.fail)
-    trainer = SimpleNamespace(_metrics=metrics())
+    trainer = FakeTrainer(_metrics=metrics())
     probe = ForgettingProbe(3, trainer, torch.zeros(1, 1))
     probe.on_train_begin(None, at(4), None)
     probe.on_step_end(None, at(5), None)
@@ -586,7 +587,7 @@ def test_the_probe_of_gradients_measures_every_few_steps_and_says_its_share_once
 ):
     monkeypatch.setattr(callbacks, "measure_snr", lambda trainer: {"gradient/snr": 2.0})
     noted: list[dict[str, float]] = []
-    trainer = SimpleNamespace(is_deepspeed_enabled=False, is_fsdp_enabled=False, _note=noted.append)
+    trainer = FakeTrainer(is_deepspeed_enabled=False, is_fsdp_enabled=False, note=noted.append)
     probe = SnrProbe(5, trainer)
     for step in range(10):
         probe.on_pre_optimizer_step(None, at(step), None)
@@ -610,17 +611,13 @@ def test_the_probe_of_gradients_measures_every_few_steps_and_says_its_share_once
 )
 def test_a_step_of_one_pass_is_split_into_equal_parts(rows, sizes):
     batch = {"completion_ids": torch.arange(rows)[:, None]}
-    trainer = SimpleNamespace(
-        current_gradient_accumulation_steps=1, _buffered_inputs=[batch], _step=1
-    )
+    trainer = FakeTrainer(current_gradient_accumulation_steps=1, _buffered_inputs=[batch], _step=1)
     assert [len(part["completion_ids"]) for part in step_parts(trainer)] == sizes
 
 
 def test_a_step_of_several_passes_has_one_part_for_each():
     buffer = [{"completion_ids": torch.full((2, 1), number)} for number in range(4)]
-    trainer = SimpleNamespace(
-        current_gradient_accumulation_steps=2, _buffered_inputs=buffer, _step=4
-    )
+    trainer = FakeTrainer(current_gradient_accumulation_steps=2, _buffered_inputs=buffer, _step=4)
     assert [part["completion_ids"][0].item() for part in step_parts(trainer)] == [2, 3]
 
 
@@ -632,7 +629,7 @@ def test_the_probe_of_gradients_draws_no_number_of_the_training():
         x = part["completion_ids"].float().mean() + torch.rand(()) * 0
         return SimpleNamespace(loss=(model.weight * x).sum())
 
-    trainer = SimpleNamespace(
+    trainer = FakeTrainer(
         current_gradient_accumulation_steps=2,
         _buffered_inputs=[{"completion_ids": torch.full((2, 1), k)} for k in (1, 3)],
         _step=2,

@@ -26,6 +26,7 @@ from mesotron.runs import RunFolder, checkpoints
 from mesotron.runs.checkpoints import Checkpoint, writing
 from mesotron.watch.budget import Budget
 from mesotron.watch.forecast import Interval, Limit, forecast
+from support.fake_trainer import FakeTrainer
 from support.rlvr_tiny import same, save_arith_model
 
 slow = pytest.mark.slow
@@ -268,9 +269,11 @@ def log_of(trainer: Any, last: int = 2, travelled: float = 0.0) -> heats.HeatLog
 def sampling_trainer(weight: float = 1.0) -> Any:
     logs = {
         "prompt": ["p", "p", "q", "q"],
+        "completion": ["a"] * 4,
+        "advantages": [0.0] * 4,
         "rewards": {"right": [1.0, 0.0, 1.0, 1.0], "short": [math.nan, 0.5, None, 1.0]},
     }
-    return SimpleNamespace(
+    return FakeTrainer(
         _logs=logs,
         reward_weights=torch.tensor([1.0, 2.0]),
         num_generations=2,
@@ -343,14 +346,14 @@ def test_a_schedule_of_another_kind_counts_whole_steps():
 
 def test_nothing_of_another_fork_is_left_in_the_trainer():
     columns = {name: [1] for name in ("prompt", "completion", "advantages")}
-    trainer = SimpleNamespace(
+    trainer = FakeTrainer(
         _metrics={"train": {"reward": [1.0]}},
         _logs={**columns, "rewards": {"a": [1]}, "extra": {"b": [1]}},
         _buffered_inputs=[1],
         _last_loaded_step=7,
         last_step={"rng": 1},
     )
-    heats.forget_forks(trainer)
+    trainer.forget_rollouts()
     assert trainer._metrics["train"] == {}
     assert not any(trainer._logs.values())
     assert (trainer._buffered_inputs, trainer._last_loaded_step, trainer.last_step) == (
