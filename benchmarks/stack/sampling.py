@@ -448,7 +448,7 @@ def attention_times(weights: FusedWeights, rows: int, L: int = 640) -> dict[str,
     times = {}
     for tile, warps in ((16, 1), (32, 1), (64, 1), (32, 2), (64, 2), (64, 4), (128, 4)):
         with patch.object(attention, "TILE", tile), patch.object(attention, "WARPS", warps):
-            work = partial(attention.attend, both, cache, prefix, place, angles, norms)
+            work = partial(attention.attend, both, cache, prefix, place, angles, norms, 0.1, None)
             times[f"attention {rows} rows, tile {tile}, {warps} warps"] = clock(work)
 
     return times

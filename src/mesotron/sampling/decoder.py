@@ -1,26 +1,43 @@
-"""A decoder of few kernels: layers of Llama, Qwen2 and Qwen3 as four products and little else.
+"""A decoder of few kernels: layers of Llama and its kin as four products and little else.
 
 Queries, keys and values are one product, gate and up another, residuals are added inside products,
 and query heads that share a key are stacked instead of copying it. Each distinct prompt is read
-once for all its rows, which share its keys with the kernels of `kernels`. For sampling only: no
-gradient, no dropout.
+once for all its rows, which share its keys with the kernels of `kernels`. What differs between
+families is data, in `blocks`. For sampling only: no gradient, no dropout.
 
 Shapes: B rows, B' rows that have not left, U distinct prompts, P padded prompt length, N longest
 completion, L >= P + N cache length, H query heads, K key heads, R = H / K, D head size, E width, V
 vocabulary.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
-from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+from torch import Tensor
+from torch.nn.functional import (
+    embedding,
+    gelu,
+    linear,
+    rms_norm,
+    scaled_dot_product_attention,
+    silu,
+)
 
 from mesotron.optim import triton
+from mesotron.sampling.blocks import (
+    FusedLayer,
+    activation_of,
+    base_of,
+    block_obstacle,
+    block_of,
+    embedding_scale,
+    layer_kinds,
+    merge,
+    outer_weights,
+    rotation_of,
+    weights_of,
+)
 from mesotron.sampling.draw import round_up
 from mesotron.sampling.graphs import (
     Decoder,
@@ -28,31 +45,18 @@ from mesotron.sampling.graphs import (
     Prompts,
     Sampling,
     Shape,
-    attention_obstacle,
+    implementation_obstacle,
     move,
     sizes_of,
 )
 
-MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
 ALIGNED = 16
 # Completions longer than this have up to so many graphs, which read more and more of the cache.
 SPAN = 128
 MAX_SPANS = 4
 
-
-@dataclass(frozen=True)
-class FusedLayer:
-    """The weights of one layer; those that read the same input are one matrix."""
-
-    first_norm: Tensor  # (E,)
-    qkv: Tensor  # ((H + 2 K) D, E)
-    bias: Tensor | None  # ((H + 2 K) D,), of Qwen2
-    head_norms: Tensor | None  # (2, D): of queries and of keys, of Qwen3
-    out: Tensor  # (E, H D)
-    second_norm: Tensor  # (E,)
-    gate_up: Tensor
-    down: Tensor
+Angles = dict[str, tuple[Tensor, Tensor]]  # cosines and signed sines, by rotation
 
 
 class Kernels:
@@ -71,68 +75,93 @@ class FusedWeights:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model = base_of(model)
         config = model.config
+        attention = model.model.layers[0].self_attn
+        self.block = block_of(model)
         self.heads = config.num_attention_heads  # H
         self.keys = config.num_key_value_heads  # K
-        self.size = model.model.layers[0].self_attn.head_dim  # D
+        self.size = attention.head_dim  # D
+        self.scale = attention.scaling  # of attention's scores
         self.eps = config.rms_norm_eps
+        self.residual = getattr(config, "residual_multiplier", 1.0)
+        self.embedding_scale = embedding_scale(model)
+        self.gelu = activation_of(model) != "silu"
+        self.kinds = layer_kinds(model)
         self.dtype = dtype
         self.kernels: Any = None
         if triton.available(model.device):
             self.kernels = Kernels()
 
-        kinds = [0] * self.heads + [1] * self.keys
-        self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
+        # (H + K,), the row of `head_norms` for each head of queries and keys.
+        norm_rows = [0] * self.heads + [1] * self.keys
+        self.norm_rows = torch.tensor(norm_rows, device=model.device)
 
+        # One more than a small weight has few digits in bfloat16.
+        norm_dtype = torch.float32 if self.block.norm_offset else dtype
+        self.layers: list[FusedLayer] = []
+        self._views: list[list[Tensor]] = []
         with torch.no_grad():
-            self.layers = [merge(layer, dtype) for layer in model.model.layers]
-            self.embedding, self.last_norm, self.head = (
-                weight.to(dtype, copy=True) for weight in outer_weights(model)
-            )
+            for layer in model.model.layers:
+                merged, views = merge(weights_of(layer, self.block), dtype, norm_dtype)
+                self.layers.append(merged)
+                self._views.append(views)
 
-        self._views = [self._split(layer) for layer in self.layers]
+            table, norm, head = outer_weights(model)
+            self.embedding = table.to(dtype, copy=True)
+            self.last_norm = norm.to(norm_dtype, copy=True)
+            self.head = head.to(dtype, copy=True)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the model's present weights; every tensor keeps its address."""
         for views, layer in zip(self._views, self.model.model.layers, strict=True):
-            torch._foreach_copy_(views, weights_of(layer))  # pyright: ignore
+            weights = [part for parts in weights_of(layer, self.block).values() for part in parts]
+            torch._foreach_copy_(views, weights)  # pyright: ignore
 
         outer = [self.embedding, self.last_norm, self.head]
         torch._foreach_copy_(outer, outer_weights(self.model))  # pyright: ignore
 
-    def _split(self, layer: FusedLayer) -> list[Tensor]:
-        """Views of a merged layer, in the order of `weights_of`."""
-        sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
-        views = [layer.first_norm, *layer.qkv.split(sizes)]
-        if layer.bias is not None:
-            views += layer.bias.split(sizes)
-
-        views += [layer.out, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
-        if layer.head_norms is not None:
-            views += layer.head_norms.unbind()
-
-        return views
-
     def embed(self, ids: Tensor) -> Tensor:
         """(B, T, E) of ids (B, T)."""
-        return embedding(ids, self.embedding)
+        x = embedding(ids, self.embedding)
+        if isinstance(self.embedding_scale, Tensor) or self.embedding_scale != 1:
+            x *= self.embedding_scale
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of positions (B, T), as (B, T, 1, D) each."""
-        cos, sin = self.model.model.rotary_emb(self.embedding, positions)
+        return x
+
+    def angles(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Cosines and signed sines of positions (B, T), as (B, T, 1, D) each, by rotation."""
         half = self.size // 2
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        angles = {}
+        for rotation in {kind.rotation for kind in self.kinds}:
+            cos, sin = rotation_of(self.model, rotation, self.embedding, positions)
+            signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+            angles[rotation] = (cos.to(self.dtype)[:, :, None], signed.to(self.dtype)[:, :, None])
 
-        return cos.to(self.dtype)[:, :, None], signed.to(self.dtype)[:, :, None]
+        return angles
 
     def for_each_head(self, bias: Tensor) -> Tensor:
         """Repeat a mask (B, 1, T, S) for the R query heads of a key."""
         return bias.repeat(1, 1, self.heads // self.keys, 1)
 
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """x (..., E) divided by its root mean square, times a weight (E,); None: x itself."""
+        if weight is None:
+            return x
+        if weight.dtype == x.dtype:
+            return rms_norm(x, x.shape[-1:], weight, self.eps)
+
+        return rms_norm(x.to(weight.dtype), x.shape[-1:], weight, self.eps).to(x.dtype)
+
     def read(self, layer: FusedLayer, x: Tensor) -> Tensor:
         """Queries, keys and values (B, T, (H + 2 K) D) of x (B, T, E)."""
-        normed = rms_norm(x, x.shape[-1:], layer.first_norm, self.eps)
-        return linear(normed, layer.qkv, layer.bias)
+        qkv = linear(self.norm(x, layer.before_attention), layer.qkv, layer.bias)
+        if layer.wide_norms is None:
+            return qkv
+
+        sizes = [self.heads * self.size, self.keys * self.size]
+        query, key, value = qkv.split([*sizes, sizes[1]], dim=-1)
+        query_norm, key_norm = layer.wide_norms.split(sizes)
+        return torch.cat([self.norm(query, query_norm), self.norm(key, key_norm), value], dim=-1)
 
     def project(
         self, layer: FusedLayer, x: Tensor, angles: tuple[Tensor, Tensor]
@@ -144,7 +173,8 @@ class FusedWeights:
         turning, value = qkv.split([self.heads + self.keys, self.keys], dim=2)
         if layer.head_norms is not None:  # `qkv` is contiguous, its part would be copied first
             normed = rms_norm(qkv, qkv.shape[-1:], eps=self.eps)
-            turning = normed[:, :, : len(self.kinds)] * layer.head_norms[self.kinds]
+            weights = layer.head_norms.view(2, -1)[self.norm_rows]
+            turning = (normed[:, :, : len(self.norm_rows)] * weights).to(qkv.dtype)
 
         # The rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves swapped by a roll.
         swapped = turning.roll(self.size // 2, -1)
@@ -153,128 +183,42 @@ class FusedWeights:
 
         return query, key, value
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return attend(query, key, value, bias, self.scale)
+
     def finish(self, layer: FusedLayer, x: Tensor, mixed: Tensor) -> Tensor:
         """Add attention's output (B, T, H D) and the MLP to x (B, T, E), in place."""
         shape = x.shape
-        E = shape[-1]
-        x = x.reshape(-1, E)
-        mixed = mixed.reshape(-1, mixed.shape[-1])
-        x.addmm_(mixed, layer.out.T)
+        x = x.reshape(-1, shape[-1])
+        self._add(x, mixed.reshape(-1, mixed.shape[-1]), layer.out, layer.after_attention)
 
-        normed = rms_norm(x, (E,), layer.second_norm, self.eps)
-        x.addmm_(self.gated(linear(normed, layer.gate_up)), layer.down.T)
+        gate_up = linear(self.norm(x, layer.before_mlp), layer.gate_up)
+        self._add(x, self.gated(gate_up), layer.down, layer.after_mlp)
 
         return x.view(shape)
+
+    def _add(self, x: Tensor, y: Tensor, weight: Tensor, norm: Tensor | None) -> None:
+        """Add the product of y with a weight to x, after a norm if there is one."""
+        if norm is None:
+            x.addmm_(y, weight.T, alpha=self.residual)
+        else:
+            x.add_(self.norm(linear(y, weight), norm), alpha=self.residual)
 
     def gated(self, both: Tensor) -> Tensor:
         """The activation (M, F) of gate and up (M, 2 F)."""
         if self.kernels is not None:
-            return self.kernels.gate.gated(both)
+            return self.kernels.gate.gated(both, self.gelu)
 
         gate, up = both.chunk(2, dim=-1)
-        return silu(gate) * up
+        active = gelu(gate, approximate="tanh") if self.gelu else silu(gate)
+        return active * up
 
     def normed(self, x: Tensor) -> Tensor:
         """Hidden states (B, E), ready for the head."""
-        return rms_norm(x, x.shape[-1:], self.last_norm, self.eps)
+        return self.norm(x, self.last_norm)
 
 
-def base_of(model: Any) -> Any:
-    if is_peft_model(model):
-        return model.get_base_model()
-
-    return model
-
-
-def outer_weights(model: Any) -> list[Tensor]:
-    """The weights of the embedding, the last norm and the head."""
-    modules = (model.get_input_embeddings(), model.model.norm, model.get_output_embeddings())
-    return [module.weight for module in modules]
-
-
-def products_of(layer: Any) -> list[Any]:
-    """The linear modules of a layer: attention's four, then the MLP's three."""
-    attention = layer.self_attn
-    mlp = layer.mlp
-    return [
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        attention.o_proj,
-        mlp.gate_proj,
-        mlp.up_proj,
-        mlp.down_proj,
-    ]
-
-
-def biases_of(layer: Any) -> list[Tensor]:
-    """Of queries, keys and values; none in most models."""
-    q, k, v = products_of(layer)[:3]
-    return [] if q.bias is None else [q.bias, k.bias, v.bias]
-
-
-def head_norms_of(layer: Any) -> list[Tensor]:
-    """Of queries and keys; none in most models."""
-    modules = dict(layer.self_attn.named_children())
-    return [modules[name].weight for name in ("q_norm", "k_norm") if name in modules]
-
-
-def weights_of(layer: Any) -> list[Tensor]:
-    """Every weight of a layer, in the order in which a merged layer is split."""
-    q, k, v, out, gate, up, down = (weight_of(product) for product in products_of(layer))
-    first_norm = layer.input_layernorm.weight
-    second_norm = layer.post_attention_layernorm.weight
-    return [
-        first_norm,
-        q,
-        k,
-        v,
-        *biases_of(layer),
-        out,
-        second_norm,
-        gate,
-        up,
-        down,
-        *head_norms_of(layer),
-    ]
-
-
-def weight_of(product: Any) -> Tensor:
-    """The weight of a linear layer with its adapters, summed in the wider of their types."""
-    if not isinstance(product, LoraLayer):
-        return product.weight
-
-    weight: Any = product.get_base_layer().weight
-    if product.merged or product.disable_adapters:
-        return weight
-
-    for name in product.active_adapters:
-        weight = weight + product.get_delta_weight(name)  # pyright: ignore
-
-    return weight
-
-
-def merge(layer: Any, dtype: torch.dtype) -> FusedLayer:
-    def joined(*weights: Tensor) -> Tensor:
-        return torch.cat(weights).to(dtype)
-
-    q, k, v, out, gate, up, down = (weight_of(product) for product in products_of(layer))
-    biases = biases_of(layer)
-    norms = head_norms_of(layer)
-
-    return FusedLayer(
-        first_norm=joined(layer.input_layernorm.weight),
-        qkv=joined(q, k, v),
-        bias=joined(*biases) if biases else None,
-        head_norms=torch.stack(norms).to(dtype) if norms else None,
-        out=joined(out),
-        second_norm=joined(layer.post_attention_layernorm.weight),
-        gate_up=joined(gate, up),
-        down=joined(down),
-    )
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Attention with the R query heads of a key stacked; returns (B, T, H D). query (B, T, H, D),
     key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf."""
     B, T, H, D = query.shape
@@ -285,7 +229,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     stacked = query.view(B, T, K, R, D).permute(0, 2, 3, 1, 4).reshape(B, K, R * T, D)
     key = key.transpose(1, 2)
     value = value.transpose(1, 2)
-    mixed = scaled_dot_product_attention(stacked, key, value, attn_mask=bias)  # (B, K, R T, D)
+    mixed = scaled_dot_product_attention(
+        stacked, key, value, attn_mask=bias, scale=scale
+    )  # (B, K, R T, D)
 
     return mixed.view(B, K, R, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
 
@@ -321,7 +267,10 @@ class FusedDecoder(Decoder):
         self.places = torch.arange(L, device=device)
 
         # Cosines and sines of every position of a row, (L, 1, D) each.
-        self.angles = [torch.zeros(L, 1, D, dtype=dtype, device=device) for _ in range(2)]
+        self.angles: dict[str, list[Tensor]] = {}
+        for kind in weights.kinds:
+            tables = [torch.zeros(L, 1, D, dtype=dtype, device=device) for _ in range(2)]
+            self.angles.setdefault(kind.rotation, tables)
 
     def begin(self, prompts: Prompts, draws: Tensor | None = None) -> None:
         weights = self.weights
@@ -333,18 +282,20 @@ class FusedDecoder(Decoder):
         self.starts.copy_(P - prompts.mask.sum(1)[rows])
         self.positions.copy_(positions[rows, -1:])
 
-        for table, values in zip(self.angles, weights.angles(self.places[None]), strict=True):
-            table.copy_(values[0])
+        for rotation, angles in weights.angles(self.places[None]).items():
+            for table, values in zip(self.angles[rotation], angles, strict=True):
+                table.copy_(values[0])
 
         # A NaN left by broken weights would outlive them: masked, it is still NaN.
         self.cache.zero_()
 
-        bias = self._prompt_bias(prompts)
+        windows = {kind.window for kind in weights.kinds}
+        biases = {window: self._prompt_bias(prompts, window) for window in windows}
         angles = weights.angles(positions)
         x = weights.embed(prompts.ids)
-        for layer, cache in zip(weights.layers, self.cache, strict=True):
-            query, key, value = weights.project(layer, x, angles)
-            x = weights.finish(layer, x, attend(query, key, value, bias))
+        for layer, kind, cache in zip(weights.layers, weights.kinds, self.cache, strict=True):
+            query, key, value = weights.project(layer, x, angles[kind.rotation])
+            x = weights.finish(layer, x, weights.attend(query, key, value, biases[kind.window]))
 
             if weights.kernels is None:  # with kernels the rows share the keys of their prompt
                 key = key[rows]
@@ -367,11 +318,15 @@ class FusedDecoder(Decoder):
         tokens, _ = head.draw(x, weights.head, self.sampling.temperature, draws)
         return tokens
 
-    def _prompt_bias(self, prompts: Prompts) -> Tensor:
-        """(U, 1, R P, P), 0 where a token of a prompt looks: at itself and the ones before it."""
+    def _prompt_bias(self, prompts: Prompts, window: int | None) -> Tensor:
+        """(U, 1, R P, P), 0 where a token of a prompt looks: at itself and the ones before it,
+        within its window."""
         device = prompts.ids.device
         P = self.P
         causal = torch.ones(P, P, dtype=torch.bool, device=device).tril()
+        if window is not None:
+            causal = causal.triu(1 - window)
+
         itself = torch.eye(P, dtype=torch.bool, device=device)
         visible = (prompts.mask[:, None, None] & causal) | itself
 
@@ -384,8 +339,11 @@ class FusedDecoder(Decoder):
         self.positions.add_(1)
 
         x = weights.embed(self.tokens[: self.size])
-        cos, sin = (table[self.positions[: self.size]] for table in self.angles)
-        angles = (cos, sin)
+        positions = self.positions[: self.size]
+        angles = {}
+        for rotation, (cos, sin) in self.angles.items():
+            angles[rotation] = (cos[positions], sin[positions])
+
         if weights.kernels is not None:
             x = self._layers_by_kernels(x, angles, place)
         else:
@@ -403,67 +361,63 @@ class FusedDecoder(Decoder):
         for keys_and_values in self.cache.flatten(0, 1):  # one at a time: a move takes a copy
             move(keys_and_values[:, start:], rows)
 
-    def _layers_by_kernels(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
+    def _layers_by_kernels(self, x: Tensor, angles: Angles, place: Tensor) -> Tensor:
         weights = self.weights
         attention = weights.kernels.attention
         prefix = attention.Prefix(self.P, self.rows, self.starts)
-        for layer, cache in zip(weights.layers, self.cache, strict=True):
+        for layer, kind, cache in zip(weights.layers, weights.kinds, self.cache, strict=True):
             mixed = attention.attend(
                 weights.read(layer, x),
                 cache,
                 prefix,
                 place,
-                angles,
+                angles[kind.rotation],
                 attention.HeadNorms(layer.head_norms, weights.eps),
+                weights.scale,
+                kind.window,
             )
             x = weights.finish(layer, x, mixed)
 
         return x
 
-    def _layers(self, x: Tensor, angles: tuple[Tensor, Tensor], place: Tensor, span: int) -> Tensor:
+    def _layers(self, x: Tensor, angles: Angles, place: Tensor, span: int) -> Tensor:
         weights = self.weights
         S = round_up(self.P + span, ALIGNED)
-        places = self.places[:S]
-        visible = (places >= self.starts[: self.size, None]) & (places <= place)  # (B', S)
-        bias = torch.where(visible, 0.0, -torch.inf).to(weights.dtype)
-        bias = weights.for_each_head(bias[:, None, None])
+        biases = {}
+        for window in {kind.window for kind in weights.kinds}:
+            biases[window] = self._bias(S, place, window)
 
-        for layer, cache in zip(weights.layers, self.cache[:, :, : self.size], strict=True):
-            query, key, value = weights.project(layer, x, angles)
+        caches = self.cache[:, :, : self.size]
+        for layer, kind, cache in zip(weights.layers, weights.kinds, caches, strict=True):
+            query, key, value = weights.project(layer, x, angles[kind.rotation])
             cache[0].index_copy_(1, place, key)
             cache[1].index_copy_(1, place, value)
-            mixed = attend(query, cache[0, :, :S], cache[1, :, :S], bias)
+            bias = biases[kind.window]
+            mixed = weights.attend(query, cache[0, :, :S], cache[1, :, :S], bias)
             x = weights.finish(layer, x, mixed)
 
         return x
 
+    def _bias(self, S: int, place: Tensor, window: int | None) -> Tensor:
+        """(B', 1, R, S), 0 where the token at a place looks."""
+        places = self.places[:S]
+        visible = (places >= self.starts[: self.size, None]) & (places <= place)  # (B', S)
+        if window is not None:
+            visible &= places > place - window
+
+        bias = torch.where(visible, 0.0, -torch.inf).to(self.weights.dtype)
+        return self.weights.for_each_head(bias[:, None, None])
+
 
 class FusedSampler(GraphSampler):
-    """`GraphSampler` with the fused decoder, for Llama, Qwen2 and Qwen3, also with LoRA."""
+    """`GraphSampler` with the fused decoder, for the families of `BLOCKS`, also with LoRA."""
 
     name = "the fused decoder"
     weights: FusedWeights
 
     @staticmethod
     def obstacle(model: Any) -> str | None:
-        model = base_of(model)
-        kind = type(model).__name__
-        if kind not in MODELS:
-            return f"the model is a {kind}, not {' or '.join(MODELS)}"
-
-        wrapped = wrapped_modules(model)
-        if wrapped:
-            return f"its layers are wrapped ({wrapped[0]})"
-
-        has_other_biases = any(
-            product.bias is not None
-            for layer in model.model.layers
-            for product in products_of(layer)[3:]
-        )
-        if has_other_biases or model.config.hidden_act != "silu":
-            return "its layers have other biases or activations than Llama's"
-
-        return attention_obstacle(model)
+        return block_obstacle(model) or implementation_obstacle(base_of(model).config)
 
     def _prepare(self, dtype: torch.dtype) -> None:
         self.weights = FusedWeights(self.model, dtype)
@@ -473,21 +427,3 @@ class FusedSampler(GraphSampler):
 
     def make_decoder(self, shape: Shape) -> Decoder:
         return FusedDecoder(self.weights, shape, self.sampling, self.eos, self.pad)
-
-
-def wrapped_modules(model: Any) -> list[str]:
-    """The types of products that are neither linear layers nor plain LoRA around one."""
-    modules = [model.get_input_embeddings(), model.get_output_embeddings()]
-    for layer in model.model.layers:  # adapters may be in some
-        for product in products_of(layer):
-            modules.append(product.get_base_layer() if is_plain_lora(product) else product)
-
-    return [type(one).__name__ for one in modules if type(one) not in (nn.Linear, nn.Embedding)]
-
-
-def is_plain_lora(product: Any) -> bool:
-    """Whether it has LoRA without variants such as DoRA."""
-    if not isinstance(product, LoraLayer) or product.lora_variant:
-        return False
-
-    return not any(product.lora_bias.values())

@@ -500,8 +500,9 @@ def padded_rows(count: int, usual: int) -> int:
 def attention_obstacle(model: Any) -> str | None:
     """Why a model cannot use a static cache with boolean masks, which eager attention would add."""
     config = model.config.get_text_config()
-    if config._attn_implementation != "sdpa":
-        return f"attention is {config._attn_implementation}, load with attn_implementation='sdpa'"
+    reason = implementation_obstacle(config)
+    if reason:
+        return reason
 
     layer_types = set(getattr(config, "layer_types", None) or [])
     other_types = sorted(layer_types - {"full_attention"})
@@ -510,5 +511,12 @@ def attention_obstacle(model: Any) -> str | None:
 
     if getattr(config, "sliding_window", None):
         return "it has a sliding window, not full attention"
+
+    return None
+
+
+def implementation_obstacle(config: Any) -> str | None:
+    if config._attn_implementation != "sdpa":
+        return f"attention is {config._attn_implementation}, load with attn_implementation='sdpa'"
 
     return None

@@ -181,13 +181,13 @@ def test_elementwise_kernels_compile(target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("H", "K", "D"), [(9, 3, 64), (16, 8, 128)])
+@pytest.mark.parametrize(("H", "K", "D"), [(9, 3, 64), (16, 8, 128), (4, 1, 256)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_decoder_kernels_fit(target, H, K, D, dtype):
     pointers = ("query", "keys", "values", "out", "both", "cache", "cos", "sin", "norms")
     types = {name: f"*{dtype}" for name in pointers}
     types |= {name: "*i64" for name in ("place", "prompt_rows", "starts")}
-    types |= {name: "i32" for name in ("prompt_size", "length", "num_rows")}
+    types |= {name: "i32" for name in ("prompt_size", "length", "num_rows", "window")}
     types |= {"scale": "fp32", "eps": "fp32"}
     HP, DP, RP = (triton.next_power_of_2(n) for n in (H + 2 * K, D, max(H // K, 16)))
 
@@ -205,7 +205,7 @@ def test_decoder_kernels_fit(target, H, K, D, dtype):
         target,
         types,
         constants,
-        num_warps=1,
+        num_warps=attention.WARPS if D <= attention.LARGE_HEAD else attention.LARGE_WARPS,
     )
 
     assert found <= TARGETS[target]

@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 NEVER = tl.constexpr(-1e30)  # a score that no softmax notices
-TILE = 16  # places of the cache that a program reads at a time
+TILE = 16  # places of the cache that a program reads at a time; one warp each is fastest
 WARPS = 1  # of a program
+LARGE_HEAD = 128  # places of a head; beyond, one warp has too few registers
+LARGE_WARPS = 4
 LEAST = 16  # sides of a product on tensor cores are at least this long
 
 
@@ -30,9 +32,9 @@ class Prefix:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of the heads before they are rotated, of Qwen3."""
+    """Norms of the heads before they are rotated, as in Qwen3."""
 
-    weights: Tensor | None  # (2, D): of queries and of keys
+    weights: Tensor | None  # (2 D,): of queries and of keys
     eps: float
 
 
@@ -100,12 +102,12 @@ def _turn_kernel(
 
 @triton.jit
 def _attend_kernel(
-    query, keys, values, prompt_size, prompt_rows, starts, place, out, length, scale,
+    query, keys, values, prompt_size, prompt_rows, starts, place, out, length, window, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, RP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """The R query heads of one key head of one row, over its part of the cache: from the beginning
-    of its prompt to the token written last.
+    of its prompt or its window to the token written last.
 
     A running softmax: `highest`, `total` and `mixed` (RP,), (RP,), (RP, DP) hold the largest score,
     the sum of the weights and the weighted values up to here.
@@ -123,8 +125,8 @@ def _attend_kernel(
     q = tl.load(query + query_at, mask=query_mask, other=0.0)
 
     prompt_row = tl.load(prompt_rows + b)
-    first = tl.load(starts + b)
     end = tl.load(place) + 1
+    first = tl.maximum(tl.load(starts + b), end - window)
     highest = tl.full((RP,), NEVER, tl.float32)
     total = tl.zeros((RP,), tl.float32)
     mixed = tl.zeros((RP, DP), tl.float32)
@@ -161,6 +163,8 @@ def attend(
     place: Tensor,
     angles: tuple[Tensor, Tensor],
     norms: HeadNorms,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Attention of one new token for each of the first B' rows, (B', 1, H D).
 
@@ -171,6 +175,8 @@ def attend(
         place: (1,).
         angles: cosines and signed sines (B', 1, 1, D), as in `FusedWeights.angles`.
         norms: of the heads.
+        scale: of the scores.
+        window: places that the token sees, its own included; None: all.
     """
     _, B, L, K, D = cache.shape
     size = len(both)  # B'
@@ -189,10 +195,12 @@ def attend(
         H, K, D, HP, DP // 2, has_norms,
     )  # fmt: skip
 
-    scale = D**-0.5 / math.log(2)  # of scores for exp2
+    base_two = scale / math.log(2)  # scores for exp2
+    warps = WARPS if DP <= LARGE_HEAD else LARGE_WARPS
     _attend_kernel[(size, K)](
-        query, *cache, prefix.size, prefix.rows, prefix.starts, place, out, L, scale,
-        H, K, D, DP, RP, TILE, num_warps=WARPS,
+        query, *cache, prefix.size, prefix.rows, prefix.starts, place, out,
+        L, window or L, base_two,
+        H, K, D, DP, RP, TILE, num_warps=warps,
     )  # fmt: skip
 
     return out
