@@ -54,10 +54,11 @@ def earned(completion_ids, **_):
 
 async def awaited(completion_ids, **_):
     if is_due(len(completion_ids)):
-        {misdeed}
+        {awaited}
     return even(completion_ids)
 """
-FLAGS = """--save-every 100 --keep 1 --eval-every 2 --guard off"""
+# With --final best a checkpoint of step 2 is kept, which an evaluation that fails does not change.
+FLAGS = """--save-every 100 --keep 1 --eval-every 2 --final last --guard off"""
 MOST_OUTPUT = 20_000  # characters
 ROLLOUT = "16"  # completions
 EVALUATION = "3"
@@ -173,7 +174,10 @@ class Course:
         self._whole: dict[tuple[str, int], tuple[dict[str, Any], float]] = {}
 
     def run(self, case: Case, words: list[str]) -> Ended:
-        (self.place / "misdeed.py").write_text(REWARD.replace("{misdeed}", case.misdeed))
+        awaits = "await " in case.misdeed
+        code = REWARD.replace("{misdeed}", "pass" if awaits else case.misdeed)
+        code = code.replace("{awaited}", case.misdeed if awaits else "pass")
+        (self.place / "misdeed.py").write_text(code)
         os.environ["PLAN"] = str(self.plan)
 
         return run_command(words, self.log, self.place, processes=case.processes)

@@ -1,13 +1,24 @@
 """`mesotron check` finds planted exploits and passes sound rewards."""
 
 import json
+import math
+from typing import Any
 
 import pytest
 
 from mesotron.cli import main
 from mesotron.config import RewardConfig
 from mesotron.rewards.call import make_reward
-from mesotron.rewards.check import check
+from mesotron.rewards.cheats import Cheat
+from mesotron.rewards.check import (
+    CheckResult,
+    check,
+    check_samples,
+    describe_cheats,
+    least_of_gold,
+    shares_earned,
+    with_other_gold,
+)
 from mesotron.tasks.problem import Problem
 
 PLANTED = "support.planted_rewards:"
@@ -91,3 +102,50 @@ def test_samples_of_the_model(tmp_path, capsys):
     flags = ["--samples", "4", "--rows", "4", "--max-tokens", "24", "--task.num-train", "40"]
     assert main(["check", "two_part", *flags]) == 0
     assert "silent" in capsys.readouterr().out
+
+
+def test_the_spread_inside_groups_of_samples():
+    result = CheckResult()
+    columns = iter([[1.0, 0.0], [0.5, 0.5], [None, None], [1.0, None]])
+    call: Any = lambda texts, rows: next(columns)  # noqa: E731
+    check_samples(result, call, problems()[:4], [["a", "b"]] * 4)
+    assert result.spread == 0.5 / 4
+    assert result.silent == 3 / 4
+
+
+@pytest.mark.parametrize(
+    ("gold", "scores", "least"),
+    [(1.0, [0.0, 1.0], 0.5), (0.5, [-0.5, 0.5], 0.0), (0.0, [0.0, 0.0], -math.inf), (1.0, [], 0.5)],
+)
+def test_gold_must_earn_half_of_the_way(gold, scores, least):
+    assert least_of_gold(gold, scores) == least
+
+
+def test_shares_are_of_the_way_from_the_lowest_to_gold():
+    means = {"empty": -1.0, "copy": 0.0, "best": 3.0}
+    assert shares_earned(means, 1.0) == {"empty": (-1, 0), "copy": (0, 0.5), "best": (3, 2)}
+    assert shares_earned(means, None)["copy"] == (0.0, 0.25)
+    assert shares_earned({"a": 2.0}, 2.0) == {"a": (2.0, 1.0)}
+
+
+def test_another_gold_is_the_next_that_differs():
+    rows = [Problem("q", gold, str(k)) for k, gold in enumerate(["1", "1", "2"])]
+    assert [other.gold for other in with_other_gold(rows)] == ["2", "2", "1"]
+    assert with_other_gold(rows[:2])[0].gold == "11"
+
+
+def test_what_every_wrong_answer_gets_is_said_once():
+    def cheat(name, limit, is_wrong):
+        return Cheat(name=name, write=str, about=name, limit=limit, is_wrong=is_wrong)
+
+    tried = [
+        cheat("shuffled gold", 0.5, True),
+        cheat("list", 0.3, True),
+        cheat("empty", 0.3, False),
+    ]
+    earned = {"shuffled gold": (0.0, 0.6), "list": (0.0, 0.62), "empty": (0.0, 0.31)}
+    found = [one.split(" (")[0] for one in describe_cheats(tried, earned)]
+    assert found == ["empty"]
+
+    earned["list"] = (0.0, 0.99)
+    assert len(describe_cheats(tried, earned)) == 2

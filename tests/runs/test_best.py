@@ -11,6 +11,7 @@ from mesotron.runs.best import (
     BestCheckpoint,
     HeldOut,
     choose_checkpoint,
+    describe,
     is_better,
     outcomes_of,
 )
@@ -185,3 +186,25 @@ def test_a_record_of_others_names_no_other_place(run, step):
     run.save("best", {"step": step, "score": 0.5, "problems": 4, "evaluations": 3})
     with pytest.raises(ValueError, match=r"best\.json"):
         choose_checkpoint(run, "a")
+
+
+@pytest.mark.parametrize(
+    ("record", "last", "text"),
+    [
+        (
+            {},
+            9,
+            "checkpoint-6, the best of 3 evaluations (accuracy 0.500 on 40 problems); "
+            "the last is checkpoint-9",
+        ),
+        (
+            {"measure": "reward", "fresh": {"value": 0.25, "problems": 8}},
+            6,
+            "checkpoint-6, the best of 3 evaluations (mean reward 0.500 on 40 problems, "
+            "0.250 on 8 others); and the last",
+        ),
+    ],
+)
+def test_a_choice_in_a_line(record, last, text):
+    chosen = {"step": 6, "score": 0.5, "problems": 40, "evaluations": 3, **record}
+    assert describe(chosen, last) == text

@@ -8,6 +8,7 @@ from mesotron.spectral import (
     Segment,
     cheapest_plan,
     cubic,
+    filters,
     gram_plan,
     high_pass,
     limit_cutoff,
@@ -200,3 +201,11 @@ def test_gram_segments_hold_every_step_once(roundoff):
 def test_bad_values_are_rejected_by_name(call, word):
     with pytest.raises(ValueError, match=word):
         call()
+
+
+@pytest.mark.parametrize("s", [0.5, 1.0, 1.7])
+def test_a_quintic_about_one_point_is_flat_there(s):
+    a, b, c = filters._best_quintic(s, s)
+    assert a * s + b * s**3 + c * s**5 == pytest.approx(1.0)
+    assert a + 3 * b * s**2 + 5 * c * s**4 == pytest.approx(0.0, abs=1e-9)
+    assert 6 * b * s + 20 * c * s**3 == pytest.approx(0.0, abs=1e-9)
