@@ -12,11 +12,13 @@ M of them in segments; H query heads, K key heads of D places; S gathered keys.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mesotron.rlvr.passes.packing import find_groups
+Integers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -62,71 +64,86 @@ def lay_out(ids: Tensor, mask: Tensor, length: int) -> Ragged | None:
         >>> ragged.ids.tolist(), ragged.labels.tolist()
         ([7, 8, 1, 8], [1, 2, 3])
     """
-    B, width = ids.shape
+    # On the host: many small steps, for which a GPU would wait.
+    host_ids, seen = torch.stack([ids, mask.to(ids.dtype)]).cpu().numpy()
+    seen = seen != 0
+    B, width = host_ids.shape
     P = width - length
-    device = ids.device
-    seen = mask != 0
-    groups = find_groups(ids[:, :P].masked_fill(~seen[:, :P], -1))
-    U = len(groups.first)
-    kind = groups.slots // groups.largest  # (B,): the prompt of each completion
+    first, kind = find_prompts(np.where(seen[:, :P], host_ids[:, :P], -1))
+    U = len(first)
 
     # Tokens in front of the first segment, (U,), and of each segment, (B,).
-    before = seen[groups.first, :P].sum(1) - 1
+    before = seen[first, :P].sum(1) - 1
     own = seen[:, P:].sum(1)
 
     # A completion without a token needs no prompt.
-    shared = before[kind].masked_fill(own == 0, 0)
+    shared = np.where(own > 0, before[kind], 0)
 
-    place = torch.arange(width, device=device)
+    place = np.arange(width)
     expected = (place >= P - 1 - before[kind, None]) & (place < P + own[:, None])
-    whole = (expected == seen).all() & (before >= 0).all()
-
-    sizes = [before.sum(), own.sum(), shared.sum(), before.max(), own.max(), (shared + own).max()]
-    lead, M, copied, *longest, is_whole = torch.stack([*sizes, whole]).tolist()
-    if not is_whole or M == 0:
+    if (expected != seen).any() or before.min() < 0 or not own.any():
         return None
 
-    N = lead + M
-    row = torch.arange(B, device=device)
-    lengths = torch.cat([before, own])
-    first = torch.cat([groups.first * width + P - 1 - before, row * width + P - 1])
-    tokens = runs(first, lengths, N)
+    lead = before.sum()
+    row = np.arange(B)
+    lengths = np.concatenate([before, own])
+    start = np.concatenate([first * width + P - 1 - before, row * width + P - 1])
+    tokens = runs(start, lengths)
+    flat = host_ids.ravel()
 
-    begin = lengths.cumsum(0) - lengths
-    front = begin[:U][kind]
-    key_begin = torch.cat([begin[:U], torch.stack([front, begin[U:]], 1).flatten()])
-    key_lengths = torch.cat([before, torch.stack([shared, own], 1).flatten()])
+    begin = lengths.cumsum() - lengths
+    key_start = np.stack([begin[:U][kind], begin[U:]], 1).ravel()
+    key_start = np.concatenate([begin[:U], key_start])
+    key_lengths = np.concatenate([before, np.stack([shared, own], 1).ravel()])
+    seen_lengths = np.concatenate([before, shared + own])
 
-    sight = Sight(
-        queries=bounds(lengths),
-        keys=bounds(torch.cat([before, shared + own])),
-        index=runs(key_begin, key_lengths, N + copied),
-        longest_query=max(longest[:2]),
-        longest_key=max(longest[0], longest[2]),
+    on_device = moved(
+        flat[tokens],
+        runs(np.concatenate([np.zeros_like(before), before[kind]]), lengths),
+        flat[tokens[lead:] + 1],
+        runs(row * length, own),
+        bounds(lengths),
+        bounds(seen_lengths),
+        runs(key_start, key_lengths),
+        device=ids.device,
     )
+    queries, keys = (x.to(torch.int32) for x in on_device[4:6])
+    sight = Sight(queries, keys, on_device[6], int(lengths.max()), int(seen_lengths.max()))
 
-    flat = ids.flatten()
-    return Ragged(
-        ids=flat[tokens],
-        positions=runs(torch.cat([torch.zeros_like(before), before[kind]]), lengths, N),
-        labels=flat[tokens[lead:] + 1],
-        cells=runs(row * length, own, M),
-        shape=(B, length),
-        sight=sight,
-    )
+    return Ragged(*on_device[:4], shape=(B, length), sight=sight)
 
 
-def runs(first: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """(total,): for each run as many integers as its length, from its first one on."""
-    shift = first - (lengths.cumsum(0) - lengths)
-    steps = torch.arange(total, device=first.device)
-    return steps + shift.repeat_interleave(lengths, output_size=total)
+def find_prompts(rows: Integers) -> tuple[Integers, Integers]:
+    """The first of each kind of equal rows (B, P), (U,), and the kind of each row, (B,)."""
+    kinds: dict[bytes, int] = {}
+    kind = []
+    first = []
+    for number, row in enumerate(rows):
+        key = row.tobytes()
+        if key not in kinds:
+            kinds[key] = len(kinds)
+            first.append(number)
+
+        kind.append(kinds[key])
+
+    return np.array(first), np.array(kind)
 
 
-def bounds(lengths: Tensor) -> Tensor:
+def runs(first: Integers, lengths: Integers) -> Integers:
+    """For each run as many integers as its length, from its first one on."""
+    shift = first - (lengths.cumsum() - lengths)
+    return np.repeat(shift, lengths) + np.arange(lengths.sum())
+
+
+def bounds(lengths: Integers) -> Integers:
     """(n + 1,): where each of n sequences begins, and where the last one ends."""
-    ends = lengths.cumsum(0, dtype=torch.int32)
-    return torch.cat([ends.new_zeros(1), ends])
+    return np.concatenate([[0], lengths.cumsum()])
+
+
+def moved(*arrays: Integers, device: torch.device) -> tuple[Tensor, ...]:
+    """Arrays as tensors of a device, in one copy."""
+    together = torch.from_numpy(np.concatenate(arrays)).to(device)
+    return together.split([len(array) for array in arrays])
 
 
 class FlashAttention(torch.autograd.Function):

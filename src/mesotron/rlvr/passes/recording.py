@@ -119,6 +119,13 @@ class SharedPromptPass:
         if not self.record or length > self.max_length:
             return None
 
+        # Without work on the GPU where even full groups have too many tokens.
+        B = len(ids)
+        lead = ids.shape[1] - length - 1
+        least = B * self.max_length + B // self.group_size * lead
+        if self.ragged is not None and least > RECORDED_TOKENS:
+            return None
+
         packed = pack_groups(ids, mask, length, self.group_size, self.max_length)
         if packed is None:
             return None
