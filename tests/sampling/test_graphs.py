@@ -137,6 +137,9 @@ def test_rows_that_end_leave_and_change_no_other(monkeypatch, device, sampling):
     assert all(one.size < 32 for one in sampler.decoders.values())
     assert len({len(row) for row in expected}) > 4
 
+    sampler.sample(prompts, 10)  # too short
+    assert {one.size for one in sampler.decoders.values() if one.N == 10} == {32}
+
 
 @SAMPLERS
 def test_batches_that_fit_into_memory_change_nothing(monkeypatch, make):

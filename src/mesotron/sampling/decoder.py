@@ -55,6 +55,8 @@ ALIGNED = 16
 # Completions longer than this have up to so many graphs, which read more and more of the cache.
 SPAN = 128
 MAX_SPANS = 4
+# Shorter completions end before rows that leave repay the graphs of smaller sizes.
+SHRINKS_FROM = 32
 
 Angles = dict[str, tuple[Tensor, Tensor]]  # cosines and signed sines, by rotation
 
@@ -249,7 +251,8 @@ class FusedDecoder(Decoder):
         device = eos.device
         dtype = weights.dtype
         self.weights = weights
-        self.sizes = sizes_of(B)
+        if N >= SHRINKS_FROM:
+            self.sizes = sizes_of(B)
 
         # The kernel reads what is written, whatever the span.
 
