@@ -37,6 +37,7 @@ PLACES = (
 # Kernels need a GPU; the others print tables.
 LEFT_OUT = (
     "optim/triton/",
+    "rlvr/passes/kernels/",
     "optim/routing/command.py",
     "spectral/spectrum.py",
     "runs/console.py",

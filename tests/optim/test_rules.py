@@ -91,3 +91,10 @@ def test_a_name_is_taken_once():
         @rule("muon", about="another Muon")
         class Other(RoutedOptimizer):
             pass
+
+
+@pytest.mark.parametrize("name", ["muon", "pion"])
+def test_rules_for_matrices_step_shards_and_adapters(name):
+    entry = SPECTRAL_RULES[name]
+    assert entry.sharded
+    assert entry.products

@@ -1,6 +1,8 @@
 """Sharded steps against one process: FSDP2, HSDP and tensor parallelism on 2 and 4 gloo ranks, and
 one NCCL rank where there is a GPU."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mesotron.optim import Muon
-from mesotron.optim.sharding.exchange import ShardedMatrix, make_plan
+from mesotron.optim.sharding import exchange
+from mesotron.optim.sharding import step as sharded
+from mesotron.optim.sharding.exchange import Piece, ShardedMatrix, make_plan
+from mesotron.optim.stats import StepStats
 from mesotron.spectral import muon
 from support.ranks import Ranks
 
@@ -245,3 +250,39 @@ def test_the_step_on_a_gpu_equals_the_unsharded_one_and_never_waits(gpu_mesh):
 
     for p, q in zip(whole, parts, strict=True):
         torch.testing.assert_close(q.full_tensor(), p, rtol=1e-4, atol=1e-5)
+
+
+def test_pieces_are_spread_over_the_ranks_and_stay_where_they_are():
+    def owners(flops, held, ranks=2):
+        pieces = []
+        for number, cost in enumerate(flops):
+            pieces.append(Piece(member=number, box=((0, 4), (0, 4)), view="whole", flops=cost))
+
+        nowhere = ((0, 2), (0, 4))
+        boxes = [
+            [((0, 4), (0, 4)) if r == home else nowhere for r in range(ranks)] for home in held
+        ]
+        return exchange._assign_owners(pieces, boxes, ranks)
+
+    assert owners([1, 1, 1, 1], [None] * 4) == (0, 1, 0, 1)
+    assert owners([1, 1, 1, 1], [1, 0, 1, 0]) == (1, 0, 1, 0)  # none has to move
+    assert owners([5, 1, 1, 1], [None] * 4) == (0, 1, 1, 1)  # the largest first
+    assert set(owners([1] * 6, [0] * 6)) == {0, 1}  # one rank would wait for the other
+    assert sorted(owners([1] * 6, [None] * 6, ranks=3)) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("groups", [["a", "b"], []])
+def test_statistics_are_shared_inside_the_step(monkeypatch, groups):
+    """Two ranks that hold the same: every sum is twice its own."""
+    monkeypatch.setattr(dist, "all_reduce", lambda table, group: table.mul_(2))
+    alignments = [torch.tensor([[3.0, 4.0, 4.0], [1.0, 0.0, 4.0]])] if groups else []
+    stats = StepStats()
+    team = SimpleNamespace(group=None)
+    totals = torch.tensor([[1.0, 2.0]])
+    sharded._share_statistics(totals, ["muon"], alignments, groups, team, stats)
+
+    ((names, shared),) = stats.shared
+    assert (names, shared.tolist()) == (["muon"], [[2.0, 4.0]])
+    assert [(names, cosine.tolist()) for names, cosine in stats.cosines] == (
+        [(["a", "b"], [0.75, 0.0])] if groups else []
+    )

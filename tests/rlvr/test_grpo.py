@@ -240,3 +240,27 @@ def test_a_row_that_was_dropped_leaves_every_mean():
     assert dropped.num_tokens == 3
     assert dropped.loss_mask.tolist() == [[1, 1, 1], [0, 0, 0]]
     assert dropped.completion_mask is batch.completion_mask
+
+
+def test_the_router_adds_its_part_of_the_loss():
+    ids = torch.ones(2, 3, dtype=torch.long)
+
+    def loss_of(router_loss, **more):
+        passed = grpo.Passed(torch.zeros(2, 3), torch.ones(2, 3), router_loss)
+        ones = torch.ones(2, 3)
+        batch = grpo.Batch(
+            prompt_ids=ids,
+            prompt_mask=ones,
+            completion_ids=ids,
+            completion_mask=ones,
+            loss_mask=ones,
+            advantages=torch.tensor([1.0, -1.0]),
+            num_tokens=torch.tensor(6.0),
+        )
+        settings = grpo.LossSettings(objective=objectives.get("grpo"), micro_batches=2, **more)
+        return grpo.compute_loss(passed, batch, settings)
+
+    plain = loss_of(None).loss
+    routed = loss_of(torch.tensor(3.0), router_coef=0.5)
+    assert (routed.loss - plain).item() == pytest.approx(0.5 * 3.0 / 2)
+    assert routed.metrics["aux_loss"] == 3.0

@@ -1,6 +1,7 @@
 """A run that ends by itself: the rule, and what a kill around its end costs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,3 +162,50 @@ def test_a_budget_takes_the_price_of_the_machines_gpu(monkeypatch, name, flags, 
     monkeypatch.setattr(train, "list_gpus", lambda: (seen,))
     config, notes = train.with_price(parse(TrainConfig, flags, "train"))
     assert (config.gpu, len(notes)) == (gpu, int(gpu is not None))
+
+
+def ending(tmp_path: Path) -> tuple[Any, ...]:
+    run = RunFolder.create(tmp_path / "run", {"steps": 40}, {})
+    watch: Any = SimpleNamespace(monitor=SimpleNamespace(rows=[]), actions=[])
+    trainer: Any = SimpleNamespace(best=BestCheckpoint(), end_with_average=lambda: ended.append(1))
+    ended: list[int] = []
+    state = SimpleNamespace(global_step=8, max_steps=40, is_world_process_zero=True)
+    control = SimpleNamespace(should_training_stop=False, should_save=False)
+    return own_end.OwnEnd(4, trainer, watch, run), state, control, ended
+
+
+def test_the_step_of_an_end_becomes_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_end, "why_end", lambda best, rows, step: f"enough at {step}")
+    ends, state, control, ended = ending(tmp_path)
+    ends.on_log(None, state, control, {"loss": 0.1})
+    assert ends.reason == "enough at 8"
+    assert (state.max_steps, ends.run.config["steps"], ended) == (8, 8, [1])
+    assert control.should_save
+    assert control.should_training_stop
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["a step between", "the last step", "no row", "is stopping", "undone", "no best", "not yet"],
+)
+def test_nothing_else_ends_a_run(tmp_path, monkeypatch, other):
+    monkeypatch.setattr(own_end, "why_end", lambda *_: None if other == "not yet" else "enough")
+    ends, state, control, ended = ending(tmp_path)
+    logs = {"loss": 0.1}
+    if other == "a step between":
+        state.global_step = 7
+    elif other == "the last step":
+        state.global_step = 40
+    elif other == "no row":
+        logs = {"train_runtime": 1.0}
+    elif other == "is stopping":
+        control.should_training_stop = True
+    elif other == "undone":
+        ends.watch.actions = [SimpleNamespace(step=8)]
+    elif other == "no best":
+        ends.trainer.best = None
+
+    ends.on_log(None, state, control, logs)
+    assert ends.reason is None
+    assert (state.max_steps, ends.run.config["steps"], ended) == (40, 40, [])
+    assert not control.should_save

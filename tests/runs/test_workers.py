@@ -177,6 +177,7 @@ def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
     pool.kill()
     assert (tmp_path / "log").read_text().split() == ["ready", "stop", "after"]
     assert "SIGKILL" in job.failure
+    assert pool.jobs == []  # nothing is left to wait for
 
 
 def test_closing_ends_every_worker_also_beside_one_that_was_replaced():

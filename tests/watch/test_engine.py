@@ -471,3 +471,32 @@ def test_a_gap_of_greedy_and_sampled_accuracy_is_a_temperature_trap():
 
     assert "temperature_trap" in names(sampled=0.3)
     assert "temperature_trap" not in names(sampled=0.7)
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        ([{"reward": 0.25}, {"reward": 0.5}], 0.5),  # a share of completions
+        ([{"reward": -0.5}, {"reward": 0.5}], 0.75),  # from -1 to 1
+        ([{"reward": -0.5}, {"reward": -1.0}], 0.0),
+        ([{"reward": 6.0, "reward_std": 3.0}, {"reward": 2.0, "reward_std": 2.0}], 0.5),
+        ([{"reward": 3.0, "reward_std": 3.0}, {"reward": 6.0, "reward_std": 2.0}], 0.9),
+        (
+            [
+                {"reward": 1.0, "reward_min": -2.0, "reward_max": 4.0},
+                {"reward": 2.5, "reward_min": -1.0, "reward_max": 3.0},
+            ],
+            0.75,  # from the lowest to the highest that were logged
+        ),
+        ([{"reward": -3.0}, {"reward": 2.0}], None),  # of a range that is not known
+        ([{"reward": 0.5}, {"reward": 0.5}], None),  # maybe one that was normalized
+        ([{"reward": 0.25}, {"reward": math.nan}], None),
+    ],
+)
+def test_rewards_are_placed_between_their_floor_and_the_most(rows, share):
+    engine = Engine()
+    for step, row in enumerate(rows * 3, start=1):
+        engine.update({"step": step, "loss": 0.1, **row})
+
+    found = engine._share_of_range({"step": 9, "loss": 0.1, **rows[-1]})
+    assert found == (None if share is None else pytest.approx(share))
