@@ -67,7 +67,7 @@ SYNONYMS = {
     "seed": "random-seed rng",
     "out": "output output-dir out-dir save-dir run-dir run-name name",
     "resume": "resume-from-checkpoint resume-from continue restart",
-    "report-to": "wandb tensorboard trackio logger loggers log-with use-wandb",
+    "report-to": "wandb tensorboard trackio mlflow logger loggers log-with use-wandb",
     "eval-every": "eval-steps eval-interval evaluate-every",
     "save-every": "save-steps save-interval checkpoint-every",
     "objective.name": "objective algorithm algo loss loss-type advantage-estimator",

@@ -380,6 +380,7 @@ class RolloutConfig(Config, prefix="rollout."):
             self.refuse("top_p", "biases the importance ratio to vLLM's samples: leave it at 1")
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ALERTS = {
     "webhook": "webhook:$URL",
     "slack": "slack:$URL",
@@ -533,8 +534,8 @@ class TrainConfig(LanguageRunConfig):
     """After N steps say how the run will end: will it learn, and what limits it (0: never)."""
     stop_if: Literal["never", "hopeless"] = setting("never", on_resume=True)
     """With --verdict-after, save and stop the run if that verdict is hopeless."""
-    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
-    """Also send the metrics there; the run folder always has them."""
+    report_to: tuple[TrackerName, ...] = setting((), on_resume=True)
+    """Also send metrics, rollouts, events and the verdict there; the run folder has them always."""
 
     def check_fields(self) -> None:
         super().check_fields()

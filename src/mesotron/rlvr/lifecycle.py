@@ -76,6 +76,7 @@ def trainer_arguments(
     on_cpu = device.type == "cpu"
     return {
         "output_dir": str(run.checkpoints),
+        "run_name": run.path.name,
         "max_steps": config.steps,
         "seed": config.seed,
         "logging_steps": 1,

@@ -47,6 +47,7 @@ from mesotron.rlvr.own_end import OwnEnd
 from mesotron.rlvr.parts import Parts, build_trainer, evaluate_part, load
 from mesotron.rlvr.run_report import compare, main_score, show, write_report
 from mesotron.rlvr.together import together
+from mesotron.rlvr.trackers import Tracked
 from mesotron.rlvr.trl_trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
 from mesotron.runs.best import NAME as BEST
@@ -323,6 +324,9 @@ def add_callbacks(session: Session, before: Row, view: LiveView) -> None:
         callbacks.append(session.verdict)
     if session.own_end is not None:
         callbacks.append(session.own_end)
+    if config.report_to and not session.is_fork:
+        tracked = Tracked(config.report_to, trainer, session.watch, session.run.path.name, view.say)
+        callbacks.append(tracked)
     for callback in callbacks:
         trainer.add_callback(callback)
 

@@ -1,10 +1,11 @@
 """Reports in Markdown: templates and tables."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesotron.runs.files import Row
+from mesotron.runs.files import Row, printable
 
 
 def fill_template(path: Path, **values: Any) -> str:
@@ -25,6 +26,15 @@ def fill_template(path: Path, **values: Any) -> str:
 def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
+def as_plain(text: str) -> str:
+    """A text of a log or a model as Markdown that shows it and does no more.
+
+    >>> print(as_plain("<b> | x"))
+    \\<b\\> \\| x
+    """
+    return re.sub(r"([\\`*_{}\[\]<>|#!~@])", r"\\\1", printable(" ".join(text.split())))
 
 
 def training_table(rows: Sequence[Row], names: Sequence[str], spec: str) -> list[str]:

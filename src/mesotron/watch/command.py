@@ -12,7 +12,6 @@ One log goes this way; one that an address names comes here first (`address`).
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,8 +26,8 @@ from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
 from mesotron.runs.console import SafeConsole
-from mesotron.runs.files import printable, read_rows
-from mesotron.runs.markdown import make_table
+from mesotron.runs.files import read_rows
+from mesotron.runs.markdown import as_plain, make_table
 from mesotron.watch import address
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, Event, explain, load_detectors, with_own
@@ -574,11 +573,6 @@ def append_summary(file: Path, path: Path, results: Sequence[WatchResult]) -> No
     lines = ["### mesotron watch", "", *make_table(COLUMNS, rows), "", *details, ""]
     with file.open("a", encoding="utf-8") as summary:
         summary.write("\n".join(lines))
-
-
-def as_plain(text: str) -> str:
-    """A text of a log as Markdown that shows it and does no more."""
-    return re.sub(r"([\\`*_{}\[\]<>|#!~@])", r"\\\1", printable(" ".join(text.split())))
 
 
 def to_json(record: dict[str, Any]) -> str:
