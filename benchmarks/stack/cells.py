@@ -138,7 +138,7 @@ def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) ->
     settings: dict[str, Any] = {
         "model.name": given["model"],
         "rollout.max_tokens": sizes.tokens,
-        "rollout.micro_batch": sizes.micro,
+        "rollout.micro_batch": one.micro(sizes),
     }
     if small:
         settings |= SMALL_RUN
@@ -151,6 +151,7 @@ def step(folder: Path, seconds: float, row: str, contender: str, given: Cell) ->
 
     rows = trainer.state.log_history
     cell = measured.row() | {"row": row, "contender": contender, **asdict(sizes)}
+    cell["micro"] = one.micro(sizes)
     completions = 16 if small else PROMPTS * GENERATIONS
     if cell["step_ms"]:
         cell["tokens_per_s"] = 1e3 * completions * sizes.tokens / cell["step_ms"]

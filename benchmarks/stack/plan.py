@@ -21,6 +21,7 @@ class Row:
     tokens: int
     micro: int  # completions per forward pass: what an H200 holds beside vLLM
     share: float = 0.3  # of the GPU's memory for vLLM: TRL's default
+    own_micro: int | None = None  # the same for our own passes without vLLM beside them
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Contender:
     settings: dict[str, Any] = field(default_factory=dict)  # of ours
     trl: dict[str, Any] = field(default_factory=dict)  # arguments of `make_stock`
 
+    def micro(self, row: Row) -> int:
+        """Completions per pass: ragged rows take half the memory of padded ones."""
+        is_alone = not self.stock and not self.uses_vllm
+        return row.own_micro or row.micro if is_alone else row.micro
+
     @property
     def uses_vllm(self) -> bool:
         return "vllm" in self.trl or self.settings.get("rollout.vllm") == "colocate"
@@ -36,10 +42,10 @@ class Contender:
 
 ROWS = {
     "smollm2-10": Row("smollm2", 10, 256),
-    "smollm2-256": Row("smollm2", 256, 128),
-    "qwen0.5b-256": Row("qwen0.5b", 256, 64),
-    "qwen0.5b-512": Row("qwen0.5b", 512, 64),
-    "qwen1.7b-256": Row("qwen1.7b", 256, 32),
+    "smollm2-256": Row("smollm2", 256, 128, own_micro=256),
+    "qwen0.5b-256": Row("qwen0.5b", 256, 64, own_micro=256),
+    "qwen0.5b-512": Row("qwen0.5b", 512, 64, own_micro=128),
+    "qwen1.7b-256": Row("qwen1.7b", 256, 32, own_micro=64),
     "qwen1.7b-512": Row("qwen1.7b", 512, 32, 0.2),  # TRL does not fit beside 0.3
 }
 SMALL = {"small-6": Row("small", 6, 8)}

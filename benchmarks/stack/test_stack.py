@@ -5,6 +5,7 @@ from argparse import Namespace
 import torch
 
 from benchmarks.stack import passes
+from benchmarks.stack import plan as plans
 from benchmarks.stack.__main__ import plan, table
 
 
@@ -72,3 +73,10 @@ def test_rollouts_have_the_lengths_of_answers():
     assert len(own) == 256
     assert 80 < own.mean() < 105
     assert own.max() <= 240
+
+
+def test_only_our_passes_without_vllm_are_larger():
+    row = plans.ROWS["qwen0.5b-256"]
+    sizes = {name: one.micro(row) for name, one in plans.CONTENDERS.items()}
+    assert {name for name, size in sizes.items() if size == row.own_micro} == {"fast"}
+    assert plans.CONTENDERS["fast"].micro(plans.SMALL["small-6"]) == 8
