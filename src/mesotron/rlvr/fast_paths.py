@@ -14,7 +14,7 @@ import torch
 
 from mesotron.models.speed import RECORD_BELOW
 from mesotron.optim import triton
-from mesotron.rlvr.passes.blocks import block_obstacle
+from mesotron.rlvr.passes.blocks import ragged_obstacle
 from mesotron.rlvr.passes.recording import recording_obstacle
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, attention_obstacle
@@ -119,7 +119,7 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
     share = usable("shared prompts", packing, attention_obstacle(model))
     obstacle = recording_obstacle(model)
     record = share and usable("recorded passes", recording, obstacle)
-    ragged = share and usable("ragged rows", ragged_rows, obstacle or block_obstacle(model))
+    ragged = share and usable("ragged rows", ragged_rows, obstacle or ragged_obstacle(model))
 
     if left_out:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())

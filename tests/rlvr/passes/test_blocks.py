@@ -6,9 +6,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from mesotron.rlvr.passes.blocks import PLAIN, RaggedPass, hidden_states
+from mesotron.rlvr.passes.blocks import PLAIN, RaggedPass, hidden_states, ragged_obstacle
 from mesotron.rlvr.passes.ragged import lay_out
 from support.rlvr_tiny import NETWORKS, make_groups, make_network
 
@@ -122,3 +123,17 @@ def test_checkpointed_layers_give_the_same_gradients():
 
     assert any(layer.gradient_checkpointing for layer in model.model.layers)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_which_models_have_these_blocks():
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    sizes |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    mistral = MistralForCausalLM(MistralConfig(**sizes, sliding_window=None))
+    assert ragged_obstacle(mistral) is None
+    batch = batch_of()
+    scores = RaggedPass(nullcontext, ops=PLAIN)(mistral, *batch, 1.0)
+    torch.testing.assert_close(scores[0], plain(mistral, batch, 1.0)[1][0], atol=1e-5, rtol=1e-5)
+
+    assert "Gemma" in ragged_obstacle(GemmaForCausalLM(GemmaConfig(**sizes)))
+    assert "gelu" in ragged_obstacle(make_network(hidden_act="gelu"))
+    assert "6 places" in ragged_obstacle(make_network(head_dim=6))

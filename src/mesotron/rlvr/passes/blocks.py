@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mesotron.rlvr.passes.ragged import Ragged, Sight, flash_attend, lay_out, plain_attend
 
-MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LARGEST_HEAD = 256  # places of a head in flash attention, a multiple of the second number
 HEAD_STEP = 8
 # Columns of the logits computed at a time.
@@ -133,7 +133,7 @@ class RaggedPass:
         return ragged.unpack(logprobs), ragged.unpack(entropies)
 
 
-def block_obstacle(model: Any) -> str | None:
+def ragged_obstacle(model: Any) -> str | None:
     """Why a model's blocks are not those of `hidden_states`."""
     base = model.get_base_model() if is_peft_model(model) else model
     kind = type(base).__name__
