@@ -7,6 +7,7 @@ import random
 import sqlite3
 import struct
 import zlib
+from contextlib import closing
 
 import pytest
 
@@ -159,7 +160,7 @@ def table(columns, rows):
 
 def database(columns, rows):
     def write(path):
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(f"CREATE TABLE metrics ({columns})")
             marks = ", ".join("?" for _ in rows[0])
             connection.executemany(f"INSERT INTO metrics VALUES ({marks})", rows)
@@ -312,7 +313,7 @@ def test_trackio_counts_calls_but_transformers_logs_its_own_step(tmp_path):
 
 
 def hostile_view(path):
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute(
             "CREATE VIEW metrics AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
             "SELECT x + 1 FROM c) SELECT x AS step FROM c"
