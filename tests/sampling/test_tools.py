@@ -1,5 +1,7 @@
 """Tools and environments: what trains, what is counted, what is refused, and evaluations."""
 
+import asyncio
+import os
 from typing import ClassVar
 
 import pytest
@@ -10,6 +12,7 @@ from mesotron import cli
 from mesotron.config import ObjectiveConfig, TrainConfig
 from mesotron.rewards.call import completion_texts, is_unfinished
 from mesotron.runs.trust import code_names
+from mesotron.sampling import tools
 from mesotron.sampling.tools import Toolbox, load_toolbox
 from support.rlvr_tiny import make_model, make_tokenizer, make_trainer, rows, spy
 
@@ -210,6 +213,65 @@ def test_unusable_tools_are_refused(settings, named, tmp_path, monkeypatch):
 
     with pytest.raises(ValueError, match=named):
         load_toolbox(TrainConfig(**settings))
+
+
+MISDEEDS = """
+import asyncio, os, time
+def tool(kind: str) -> str:
+    '''Does wrong.
+
+    Args:
+        kind: of wrong.
+    '''
+    if kind == "raises": raise OSError("no disk")
+    if kind == "hangs": time.sleep(3600)
+    if kind == "floods": return "x" * 10**7
+    os.chdir("/")
+    return "done"
+async def slow() -> str:
+    '''Waits.'''
+    await asyncio.sleep(3600)
+class World:
+    def reset(self, **row): raise OSError("no disk")
+    def get_reward(self): raise OSError("no disk")
+    def look(self) -> str:
+        '''Hangs.'''
+        time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def misdeeds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_misdeeds.py").write_text(MISDEEDS)
+    monkeypatch.setattr(tools, "SECONDS", 0.5)
+    names = ("own_misdeeds.py:tool", "own_misdeeds.py:slow")
+    config = TrainConfig(tools=names, environment="own_misdeeds.py:World")
+    return load_toolbox(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("raises", OSError), ("hangs", TimeoutError), ("floods", ValueError)]
+)
+def test_a_call_ends_and_its_result_fits(misdeeds, kind, error):
+    tool, slow = misdeeds.tools
+    with pytest.raises(error):
+        tool(kind)
+    with pytest.raises(TimeoutError):
+        asyncio.run(slow())
+
+
+def test_a_tool_cannot_change_the_working_folder(misdeeds, tmp_path):
+    assert misdeeds.tools[0]("leaves") == "done"
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_an_environment_that_fails_costs_its_completion(misdeeds):
+    world = misdeeds.environment()
+    assert type(world).__name__ == "World"
+    assert (world.reset(), world.get_reward()) == (None, None)
+    with pytest.raises(TimeoutError):
+        world.look()
 
 
 @pytest.mark.parametrize("flag", ["--tools", "--environment"])

@@ -192,6 +192,26 @@ def cpu_allowance(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
+def time_allowance(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block once so much time has passed, in which it may have waited; in
+    another thread than the main one there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
 def explain_interrupt(how_to_continue: str) -> Iterator[None]:
     """Add how to continue to a Ctrl-C or SIGTERM that stops at once, such as in an evaluation."""
     catches = threading.current_thread() is threading.main_thread()

@@ -3,23 +3,28 @@
 TRL plays the episodes of training; `Toolbox.play` plays those of the evaluations around it.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import getmembers, isfunction, signature
+from functools import wraps
+from inspect import getmembers, iscoroutinefunction, isfunction, signature
 from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 from trl import chat_template_utils as templates
 
 from mesotron.config import TrainConfig
-from mesotron.runs.own_code import calling, text_of
+from mesotron.runs.own_code import calling, text_of, warn_once
+from mesotron.runs.process import time_allowance
 from mesotron.runs.trust import import_named
 from mesotron.sampling.decode import Completion, generate
 from mesotron.tasks.prompts import Message, rendering
 
 Tool = Callable[..., Any]
 NOT_TOOLS = ("reset", "get_reward")  # methods of an environment that the model cannot call
+SECONDS = 60.0  # for one call
+CHARACTERS = 100_000  # of a result
 
 
 @dataclass
@@ -67,14 +72,19 @@ class ChatText:
 
         return cls(tokenizer, templates.get_training_chat_template(tokenizer))
 
-    def render(self, messages: Sequence[Any], tools: Sequence[Tool]) -> str:
+    def render(
+        self, messages: Sequence[Any], tools: Sequence[Tool], *, prompts: bool = True
+    ) -> str:
+        """A chat as text; `prompts`: up to where the model goes on."""
+        options = getattr(self.tokenizer, "template_kwargs", {})
         with rendering(self.tokenizer):
             return self.tokenizer.apply_chat_template(
                 messages,
-                tools=tools,
+                tools=tools or None,
                 chat_template=self.template,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=prompts,
+                **options,
             )
 
     def encode(self, text: str) -> list[int]:
@@ -219,17 +229,74 @@ def public_methods(world: Any) -> list[Tool]:
     return [getattr(world, name) for name in names if name not in NOT_TOOLS and name[0] != "_"]
 
 
+def guarded(tool: Tool) -> Tool:
+    """A tool whose calls end, and whose results fit: else it raises, which the model reads."""
+    if iscoroutinefunction(tool):
+
+        @wraps(tool)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return check_size(await asyncio.wait_for(tool(*args, **kwargs), SECONDS))
+
+        return call_async
+
+    @wraps(tool)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with calling(f"the tool {tool.__name__}"), time_allowance(SECONDS):
+            return check_size(tool(*args, **kwargs))
+
+    return call
+
+
+def check_size(result: Any) -> Any:
+    characters = len(str(result))
+    if characters > CHARACTERS:
+        raise ValueError(f"the result has {characters:,} characters, more than {CHARACTERS:,}")
+
+    return result
+
+
+def guarded_class(environment: type) -> type:
+    """An environment whose methods are guarded. A `reset` that fails adds nothing to the prompt,
+    and a `get_reward` that fails gives none: both cost that completion alone."""
+    changed: dict[str, Any] = {}
+    for name, method in getmembers(environment, isfunction):
+        if name in NOT_TOOLS:
+            changed[name] = without_errors(guarded(method), environment.__name__)
+        elif name[0] != "_":
+            changed[name] = guarded(method)
+
+    return type(environment.__name__, (environment,), changed)
+
+
+def without_errors(method: Tool, name: str) -> Tool:
+    """None in place of an error, which is logged."""
+    if iscoroutinefunction(method):
+        return method
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            warn_once(f"{name}.{method.__name__} failed: {text_of(error)}")
+            return None
+
+    return call
+
+
 def load_toolbox(config: TrainConfig) -> Toolbox | None:
     """The tools and the environment that a config names; ValueError if one cannot be used."""
     if not config.tools and not config.environment:
         return None
 
-    tools = [import_named(name, "tool") for name in config.tools]
+    tools = [guarded(import_named(name, "tool")) for name in config.tools]
     environment = None
     methods = []
     if config.environment:
         environment = import_named(config.environment, "environment")
         methods = try_environment(config.environment, environment)
+        if isinstance(environment, type):
+            environment = guarded_class(environment)
 
     for tool in (*tools, *methods):
         try:
