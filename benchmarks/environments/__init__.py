@@ -1,0 +1,1 @@
+"""The tiny model in an environment of verifiers and on a server of OpenEnv."""
