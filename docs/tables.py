@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesotron.config.registry import ADDRESSES, OBJECTIVES, REWARDS, TASKS
+from mesotron.config.registry import ADDRESSES, ENVIRONMENTS, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import AUXILIARY_RULES, SPECTRAL_RULES
 from mesotron.watch import DETECTORS
 from mesotron.watch.find import by_rank
@@ -25,6 +25,15 @@ def tasks() -> str:
         rows.append([f"`{name}`", task.about, task.gold])
 
     return table(["task", "from", "gold"], rows)
+
+
+def environments() -> str:
+    rows = []
+    for name in ENVIRONMENTS:
+        kind = ENVIRONMENTS[name]
+        rows.append([f"`{name}`", kind.about, f"`mesotron[{kind.extra}]`"])
+
+    return table(["environment", "what it is", "extra"], rows)
 
 
 def rewards() -> str:
@@ -103,6 +112,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks,
+    "environments": environments,
     "rewards": rewards,
     "objectives": objectives,
     "optimizers": optimizers,

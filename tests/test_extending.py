@@ -20,14 +20,17 @@ from mesotron.config import (
 )
 from mesotron.config.base import flags_of
 from mesotron.config.flags import value_at
-from mesotron.config.registry import FORMATS, OBJECTIVES, REWARDS, TASKS
+from mesotron.config.registry import ENVIRONMENTS, FORMATS, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.rules import SPECTRAL_RULES
 from mesotron.rewards.call import make_reward
 from mesotron.rlvr.grpo import LossInputs, LossSettings
 from mesotron.rlvr.objectives import get_loss, resolve
 from mesotron.rlvr.optimizer import build_optimizer
+from mesotron.sampling.turns import TurnSampler
+from mesotron.tasks.environment import make_columns
 from mesotron.tasks.load import load_task
 from mesotron.watch.log import read_log
+from support.rlvr_tiny import make_tokenizer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -55,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (TASKS, REWARDS, OBJECTIVES, FORMATS, SPECTRAL_RULES):
+    for registry in (TASKS, ENVIRONMENTS, REWARDS, OBJECTIVES, FORMATS, SPECTRAL_RULES):
         for name in registry:
             assert registry[name]  # what is imported now stays known afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -129,6 +132,25 @@ def test_an_objective():
     value.backward()
     assert value.item() == pytest.approx(((1 + 2) / 2 - 3) / 2)
     assert logprobs.grad.tolist() == [[-0.25, -0.25], [0.5, 0.0]]
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_environment():
+    with pytest.raises(ValueError, match="doubling"):
+        TaskConfig(env=("doubling:30",))
+
+    importlib.import_module("doubling")
+    config = TaskConfig(env=("doubling:30",), num_eval=5)
+    task = load_task(config)
+    assert (len(task.train), len(task.eval)) == (25, 5)
+
+    tokenizer = make_tokenizer()
+    six = tokenizer.encode("6 <eos>")
+    sampler = TurnSampler(config.env, tokenizer)
+    rows = [{"columns": make_columns("doubling:30", number)} for number in (3, 4)]
+    episodes = sampler.sample(rows, lambda contexts, _: ([six] * len(contexts), None), 8)
+    sampler.close()
+    assert [one.played.reward for one in episodes] == [1, 0]
 
 
 @pytest.mark.usefixtures("folder")

@@ -428,7 +428,11 @@ def base_of(
 
 
 def gives_own_data(words: Words, table: Mapping[str, Any]) -> bool:
+    """Whether problems come from the user: data that no task reads, or environments."""
     task = table.get("task", {})
+    if "--env" in words.flags or task.get("env"):
+        return True
+
     name = task.get("name", config.TaskConfig.name)
     data = task.get("data", ())
 

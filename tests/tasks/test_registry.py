@@ -6,6 +6,7 @@ from mesotron.answers.formats import FORMATS
 from mesotron.config import RewardConfig, TaskConfig
 from mesotron.config.registry import REWARDS, TASKS, Registry
 from mesotron.rewards.call import make_reward
+from mesotron.tasks.environment import Played
 from mesotron.tasks.load import load_task
 
 NEEDS_MORE = ("file", "rg")  # data, and the name of a dataset
@@ -33,7 +34,11 @@ def test_generated_tasks_are_seeded_and_held_out(name):
     assert all(problem.gold and problem.id for problem in (*task.train, *task.eval))
 
 
-@pytest.mark.parametrize("name", REWARDS.names())
+# It pays what an episode earned, and knows nothing of completions.
+OF_TEXT = [name for name in REWARDS if name != "environment"]
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_every_reward_scores_each_completion_by_itself(judge, name):
     assert REWARDS[name].about
     reward = make_reward(RewardConfig(parts=(name,)), judge, max_tokens=100)
@@ -50,11 +55,18 @@ def test_every_reward_scores_each_completion_by_itself(judge, name):
     assert all(-1 <= score <= 1.1 for score in together)
 
 
-@pytest.mark.parametrize("name", REWARDS.names())
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_rewards_that_need_gold_skip_completions_without(judge, name):
     reward = make_reward(RewardConfig(parts=(name,)), judge, max_tokens=10)
     (score,) = reward([r"\boxed{7}"], [[1]], [None], [False])
     assert (score is None) == REWARDS[name].needs_gold
+
+
+def test_the_reward_of_an_environment_is_what_it_paid(judge):
+    reward = make_reward(RewardConfig(parts=("environment",)), judge, max_tokens=10)
+    rows = [{"played": Played(reward=0.7)}, {"played": None}, {}]
+    assert reward(["a"] * 3, [[1]] * 3, [None] * 3, [False] * 3, rows) == [0.7, None, None]
+    assert REWARDS["environment"].about
 
 
 def test_a_name_is_given_once():

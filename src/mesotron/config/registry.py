@@ -1,4 +1,5 @@
-"""Registries: tasks, rewards, objectives, log formats and addresses by name, one file for each.
+"""Registries: tasks, environments, rewards, objectives, log formats and addresses by name, in one
+file each.
 
 The built-in names are the file names of one folder, so that the command line knows its choices
 without importing anything. A file is imported when its entry is first asked for, and a decorator in
@@ -70,6 +71,7 @@ def unknown(name: str, names: Sequence[str]) -> str:
 
 
 TASKS = Registry("task", "mesotron.tasks.builtin")
+ENVIRONMENTS = Registry("environment", "mesotron.tasks.environments")
 REWARDS = Registry("reward", "mesotron.rewards.builtin")
 ADDRESSES = Registry("address", "mesotron.watch.addresses")
 FORMATS = Registry("log format", "mesotron.watch.formats")

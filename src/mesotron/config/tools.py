@@ -52,6 +52,11 @@ class SftConfig(LanguageRunConfig):
     save_every: Natural = 100
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
 
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.task.env:
+            self.task.refuse("env", "has no solved problems to imitate: use mesotron train")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Config):
@@ -264,6 +269,11 @@ class RewardCheckConfig(Config):
     """Longest sample, in tokens."""
     seed: Seed = 0
     """Seed of the choice of problems and of the samples."""
+
+    def check_fields(self) -> None:
+        if self.task.env:
+            why = "pays rewards of its own, for whole episodes: try it with mesotron eval --env"
+            self.task.refuse("env", why)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mesotron.config.base import Config, setting
 from mesotron.config.gpus import GpuName
 from mesotron.config.optim import OptimConfig
-from mesotron.config.registry import OBJECTIVES, REWARDS, TASKS
+from mesotron.config.registry import ENVIRONMENTS, OBJECTIVES, REWARDS, TASKS
 from mesotron.config.types import (
     Bounds,
     Count,
@@ -58,6 +58,11 @@ def data_name(path: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
 
 
+def environment_label(name: str) -> str:
+    """A short name for runs, problems and metrics: vf_sums for vf:sums."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("._")
+
+
 def check_weights(config: "TaskConfig | RewardConfig", count: int) -> None:
     """Refuse weights that are not one for each, or that all are 0."""
     weights = config.weights
@@ -95,11 +100,15 @@ class TaskConfig(Config, prefix="task."):
     data: tuple[str, ...] = setting((), flag="data", example="a file, a folder or a hub name")
     """Your own data: JSONL, JSON, CSV or Parquet files, folders, names on the hub (NAME:SUBSET).
     With a --task that is read, such as gsm8k: where its problems are."""
+    env: tuple[str, ...] = setting((), flag="env", is_code=True, example="vf:NAME or openenv:URL")
+    """Environments with their own problems, replies and rewards: vf:NAME, an installed package of
+    verifiers; openenv:URL, a running server. In place of a task or data."""
     columns: str = setting("", flag="data.columns")
     """Columns of your own data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other
     names give the reward a column under that name too."""
     weights: tuple[NonNegative, ...] = setting((), flag="data.weights")
-    """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
+    """Shares of several --data or --env in training (unset: every row once), or of a rg:
+    mixture."""
     settings: str = ""
     """Settings of a rg: dataset, as in min_terms=2,max_terms=4 (in a mixture: A.min_terms=2)."""
     difficulty: Natural | None = None
@@ -126,6 +135,7 @@ class TaskConfig(Config, prefix="task."):
     def check_fields(self) -> None:
         self._check_name()
         self._check_data()
+        self._check_env()
 
         self.refuse_unless(
             self.is_gym, "needs --task rg:NAME", "settings", "difficulty", "curriculum"
@@ -145,20 +155,38 @@ class TaskConfig(Config, prefix="task."):
 
     def _check_data(self) -> None:
         self.refuse_unless(bool(self.data), "needs --data", "columns")
-        self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
+        self.refuse_unless(
+            bool(self.data or self.env) or self.is_gym, "needs --data or --env", "weights"
+        )
         if len(self.data) > 1 and not self.has_own_data:
             self.refuse("data", f"is more than one place: --task {self.name} reads one")
 
-        count = len(self.data) or self.name.count("+") + 1
+        count = len(self.env or self.data) or self.name.count("+") + 1
         check_weights(self, count)
 
         for item in filter(None, self.columns.split(",")):
             if not re.fullmatch(r"\w+=.*", item) or item == "prompt=":
                 self.refuse("columns", "must look like prompt=q,gold=a")
 
+    def _check_env(self) -> None:
+        for one in self.env:
+            kind, _, name = one.partition(":")
+            if kind not in ENVIRONMENTS or not name:
+                known = ", ".join(f"{known}:NAME" for known in ENVIRONMENTS)
+                self.refuse("env", f"{one!r} is not one of {known}")
+
+        if len(set(self.env)) < len(self.env):
+            self.refuse("env", "must name none twice")
+
+        why = "does not go with --env, which has problems of its own: leave one out"
+        self.refuse_unless(not self.env, why, "data", "name", "few_shot", "levels")
+
     @property
     def title(self) -> str:
-        """The task in a word: its name, or that of the data."""
+        """The task in a word: its name, or that of the data or environments."""
+        if self.env:
+            return "+".join(map(environment_label, self.env))
+
         if self.has_own_data:
             return "+".join(map(data_name, self.data))
 
@@ -573,6 +601,8 @@ class TrainConfig(LanguageRunConfig):
             self.model.refuse("load", why)
 
         self._check_staleness()
+        if self.task.env:
+            self._check_environments()
         if not self.tools and not self.environment:
             return
 
@@ -605,6 +635,20 @@ class TrainConfig(LanguageRunConfig):
         for why, holds in obstacles.items():
             if holds:
                 self.rollout.refuse("max_staleness", why)
+
+    def _check_environments(self) -> None:
+        self.refuse_unless(False, "does not go with --env: leave one out", "tools", "environment")
+        if self.rollout.fast:
+            self.rollout.refuse("fast", "samples completions of one turn: leave out --env")
+        if self.rollout.max_staleness:
+            self.rollout.refuse("max_staleness", "samples completions of one turn: leave out --env")
+        if self.rollout.vllm == "server":
+            self.rollout.refuse("vllm", "serves processes that take turns together: use colocate")
+        if self.objective.is_self_labeled:
+            why = "trains on votes, and not on what an --env pays: use grpo or the like"
+            self.objective.refuse("name", why)
+        if self.sft.steps:
+            self.sft.refuse("steps", "needs solved problems, and an --env has none")
 
     def _check_reward(self) -> None:
         reward = self.reward

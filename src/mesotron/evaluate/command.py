@@ -3,8 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -24,7 +25,7 @@ from mesotron.rewards.call import check_reward, make_reward
 from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
-from mesotron.runs.resume import eval_defaults
+from mesotron.runs.resume import environments_of, eval_defaults
 from mesotron.tasks.load import check_task, load_task
 from mesotron.tasks.problem import Task
 
@@ -32,8 +33,10 @@ PAIRS_SHOWN = 4
 
 
 def run(config: EvalConfig) -> int:
+    check_environments(config)
     check_task(config.task)
-    rewards = RewardConfig(parts=config.reward) if config.reward else None
+    parts = config.reward or (("environment",) if config.task.env else ())
+    rewards = RewardConfig(parts=parts) if parts else None
     if rewards is not None:
         check_reward(rewards)
 
@@ -61,6 +64,16 @@ def run(config: EvalConfig) -> int:
         write_json(results, config.out)
 
     return 0
+
+
+def check_environments(config: EvalConfig) -> None:
+    """Refuse a run of environments that are neither given nor known as the user's own."""
+    names = environments_of(config.model)
+    if names and not config.task.env and not config.task.data:
+        raise ValueError(
+            f"{config.model} names environments: {', '.join(names)}; look at them, then give --env "
+            f"{' '.join(names)}"
+        )
 
 
 def was_chosen_here(subject: Subject, config: EvalConfig) -> bool:
@@ -109,24 +122,40 @@ def evaluate_all(
             model, tokenizer = subject.load(device)
             use_one_thread_if_small(model, device, config.threads)
 
-            result = evaluate(
-                model,
-                tokenizer,
-                task.eval,
-                config.task,
-                name=subject.name,
-                examples=task.examples,
-                max_tokens=config.max_tokens,
-                samples=config.samples,
-                temperature=config.temperature,
-                seed=config.seed,
-                judge=judge,
-                reward=reward,
-                progress=progress,
-            )
+            with environments(config, tokenizer) as turns:
+                result = evaluate(
+                    model,
+                    tokenizer,
+                    task.eval,
+                    config.task,
+                    name=subject.name,
+                    examples=task.examples,
+                    max_tokens=config.max_tokens,
+                    samples=config.samples,
+                    temperature=config.temperature,
+                    seed=config.seed,
+                    judge=judge,
+                    reward=reward,
+                    toolbox=turns,
+                    progress=progress,
+                )
+
             results.append(result)
 
     return results
+
+
+@contextmanager
+def environments(config: EvalConfig, tokenizer: Any) -> Iterator[Any]:
+    """What plays the environments of a config; None without one."""
+    if not config.task.env:
+        yield None
+        return
+
+    from mesotron.sampling.turns import TurnSampler
+
+    with closing(TurnSampler(config.task.env, tokenizer, config.task.system)) as turns:
+        yield turns
 
 
 def check_gold(task: Task, config: EvalConfig) -> None:

@@ -37,6 +37,7 @@ from mesotron.tasks.prompts import Message, build_prompt, plain_text, render_all
 if TYPE_CHECKING:
     from mesotron.sampling.decode import Completion
     from mesotron.sampling.tools import Toolbox
+    from mesotron.sampling.turns import TurnSampler
 
 Chats = Sequence[Sequence[Message]]
 Rewards = Sequence[float | None]  # None where the reward has no verdict
@@ -65,8 +66,8 @@ class EvalSettings:
     reward: Reward | None = None
     """Also the mean of this. It is the result if there is no gold answer, or if all its parts are
     the user's own."""
-    toolbox: Toolbox | None = None
-    """What the model may call."""
+    toolbox: Toolbox | TurnSampler | None = None
+    """Plays episodes: with tools, or in environments."""
     progress: Callable[[int], None] | None = None
     """Called with the number of completions just finished."""
 
@@ -105,7 +106,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     greedy = complete_greedily(model, tokenizer, chats, problems, how)
-    sampled = draw_samples(model, tokenizer, chats, how)
+    sampled = draw_samples(model, tokenizer, chats, problems, how)
     model.train(was_training)
 
     # Grade.
@@ -164,7 +165,7 @@ def choose_measure(reward: Reward | None, task: TaskConfig, has_gold: bool) -> M
     if not has_gold:
         return "reward"
 
-    if task.has_own_data and is_own(reward.config):
+    if task.env or (task.has_own_data and is_own(reward.config)):
         return "reward"
 
     return "accuracy"
@@ -196,22 +197,34 @@ def complete_greedily(
     return generate(model, tokenizer, prompts, **limits)
 
 
-def draw_samples(model: Any, tokenizer: Any, chats: Chats, how: EvalSettings) -> list[Completion]:
+def draw_samples(
+    model: Any,
+    tokenizer: Any,
+    chats: Chats,
+    problems: Sequence[Problem],
+    how: EvalSettings,
+) -> list[Completion]:
     """`how.samples` completions per chat; those of a chat are adjacent."""
     from mesotron.sampling.decode import generate
 
-    prompts = repeat(render_all(chats, tokenizer), how.samples)
+    if not how.samples:
+        return []
 
-    return generate(
-        model,
-        tokenizer,
-        prompts,
-        max_tokens=how.max_tokens,
-        temperature=how.temperature,
-        seed=how.seed,
-        batch=how.batch,
-        progress=how.progress,
-    )
+    settings: dict[str, Any] = {
+        "max_tokens": how.max_tokens,
+        "temperature": how.temperature,
+        "seed": how.seed,
+        "batch": how.batch,
+        "progress": how.progress,
+    }
+    if how.toolbox is not None:
+        rows = [own_row(problem) for problem in problems]
+        times = how.samples
+        return how.toolbox.play(
+            model, tokenizer, repeat(chats, times), repeat(rows, times), **settings
+        )
+
+    return generate(model, tokenizer, repeat(render_all(chats, tokenizer), how.samples), **settings)
 
 
 def repeat(items: Sequence[Any], times: int) -> list[Any]:
@@ -281,12 +294,16 @@ def score_by_reward(
     rows: Sequence[dict[str, Any]],
     facts: Sequence[Facts],
 ) -> Rewards:
+    earned = []
+    for row, completion in zip(rows, completions, strict=True):
+        earned.append(row | {"played": completion.played})
+
     return reward(
         [completion.text for completion in completions],
         [completion.ids for completion in completions],
         [problem.gold for problem in problems],
         [completion.truncated for completion in completions],
-        rows,
+        earned,
         facts,
     )
 

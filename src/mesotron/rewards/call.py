@@ -91,13 +91,15 @@ class Reward:
 
     def _judged(self, batch: ToScore) -> list[Judged]:
         judged = []
-        for facts, ids, gold in zip(batch.facts, batch.completion_ids, batch.golds, strict=True):
+        columns = zip(batch.facts, batch.completion_ids, batch.golds, batch.rows, strict=True)
+        for facts, ids, gold, row in columns:
             completion = Judged(
                 facts=facts,
                 ids=ids,
                 gold=gold or "",
                 config=self.config,
                 max_tokens=self.max_tokens,
+                played=row.get("played"),
             )
             judged.append(completion)
 
@@ -309,7 +311,11 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
 
 
 def reads_answers(config: TrainConfig) -> bool:
-    """Whether answers are searched for in completions; own rewards alone do not need them."""
+    """Whether answers are searched for in completions; an environment and own rewards alone do not
+    need them."""
+    if config.task.env:
+        return False
+
     return config.objective.is_self_labeled or not (
         config.task.has_own_data and is_own(config.reward)
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mesotron.answers.facts import Facts
 from mesotron.config import RewardConfig
 from mesotron.config.registry import REWARDS
+from mesotron.tasks.environment import Played
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,10 @@ class Judged:
     gold: str  # empty without one
     config: RewardConfig
     max_tokens: int
+    played: Played | None = None  # what its environment paid; None without one, or if it failed
 
 
-Score = Callable[[Judged], float]
+Score = Callable[[Judged], float | None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,7 @@ class Rollout:
     completions: Sequence[Any]  # B texts or lists of messages
     prompt_tokens: TokenRows  # B, without padding
     completion_tokens: TokenRows  # B, with the end token if there is one
+    written: TokenRows | None = None  # B, 1 on tokens that the policy wrote; None: on all
     sampler_logprobs: Sequence[Sequence[float | None]] | None = None  # by the program that sampled
     voters: Voters = Voters()
 
@@ -111,6 +112,7 @@ class Sequences:
     completion_ids: Tensor  # [B, T], padded on the right
     completion_mask: Tensor  # [B, T], 0 on padding
     sampler_logprobs: Tensor | None = None  # [B, T], NaN where the sampler gave none
+    written: Tensor | None = None  # [B, T], 0 on what an environment replied; None: no replies
 
     @cached_property
     def ids(self) -> Tensor:
@@ -144,12 +146,17 @@ def pad(rollout: Rollout, padding: Padding) -> Sequences:
         rows = [np.asarray(row, dtype=np.float32) for row in rollout.sampler_logprobs]
         logprobs = pad_rows(rows, 0.0, "right", padding.multiple)[0].to(device)
 
+    written = None
+    if rollout.written is not None:
+        written = pad_rows(rollout.written, 0, "right", padding.multiple)[0].to(device)
+
     return Sequences(
         prompt_ids=prompts[0].to(device),
         prompt_mask=prompts[1].to(device),
         completion_ids=completions[0].to(device),
         completion_mask=completions[1].to(device),
         sampler_logprobs=logprobs,
+        written=written,
     )
 
 
@@ -545,12 +552,14 @@ def make_batch(
     """Joins tokens and advantages; completions that the filter dropped leave every mean."""
     B = len(sequences.completion_ids)
     mask = sequences.completion_mask
+    if sequences.written is not None:
+        mask = mask * sequences.written
 
     batch = Batch(
         prompt_ids=sequences.prompt_ids,
         prompt_mask=sequences.prompt_mask,
         completion_ids=sequences.completion_ids,
-        completion_mask=mask,
+        completion_mask=sequences.completion_mask,
         sampler_logprobs=sequences.sampler_logprobs,
         loss_mask=mask,
         advantages=world.own(advantages.values, B),

@@ -29,6 +29,7 @@ from mesotron.runs import RunFolder, process
 from mesotron.runs.trust import code_names
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.tools import Toolbox, load_toolbox
+from mesotron.sampling.turns import TurnSampler
 from mesotron.tasks.load import load_task
 from mesotron.tasks.problem import Task
 from mesotron.tasks.prompts import check_prompts
@@ -51,6 +52,12 @@ class Parts:
     reward: Reward
     objective_arguments: dict[str, Any]  # of `GRPOConfig`
     toolbox: Toolbox | None = None
+    turns: TurnSampler | None = None  # plays the environments of --env
+
+    def close(self) -> None:
+        """Stop what environments have started."""
+        if self.turns is not None:
+            self.turns.close()
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
@@ -71,11 +78,17 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     model, tokenizer = load_model(config.model, device)
     if toolbox is not None:
         tokenizer = toolbox.prepare(tokenizer, config.model.name)
+
+    if toolbox is not None or config.task.env:
         config = replace(config, rollout=replace(config.rollout, fast=False))
 
     options = trl_options(config)
     tokenizer.template_kwargs = options.get("chat_template_kwargs") or {}
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
+
+    turns = None
+    if config.task.env:
+        turns = TurnSampler(config.task.env, tokenizer, config.task.system)
 
     use_one_thread_if_small(model, device, config.threads)
     fuses = FusedSampler.obstacle(model) is None
@@ -92,6 +105,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
         reward=reward,
         objective_arguments=arguments | options,
         toolbox=toolbox,
+        turns=turns,
     )
 
 
@@ -114,6 +128,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         fast=bool(config.rollout.fast),
         average=config.average,
         max_staleness=config.rollout.max_staleness,
+        turns=parts.turns,
         tools=toolbox.tools if toolbox else None,
         environment_factory=toolbox.environment if toolbox else None,
     )
@@ -155,7 +170,7 @@ def grpo_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     """A greedy evaluation of a model on the task's held-out problems."""
     config = parts.config
-    has_own_reward = bool(code_names(config.reward))
+    has_own_reward = bool(code_names(config.reward) or config.task.env)
 
     with as_loaded(model):
         result = evaluate(
@@ -170,7 +185,7 @@ def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
             seed=config.seed,
             judge=parts.judge,
             reward=parts.reward if has_own_reward else None,
-            toolbox=parts.toolbox,
+            toolbox=parts.turns or parts.toolbox,
         )
 
     return result.to_json()

@@ -7,7 +7,7 @@ that evaluation, draws the same numbers.
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
@@ -76,15 +76,15 @@ def train(plan: Plan[TrainConfig], budget: Budget) -> int:
     task = plan.config.task.title
     print_line(console, f"loading the model {model} and the task {task}")
 
-    with Verifier(plan.config.reward.timeout) as verifier:
-        parts = load(plan.config, verifier)
-        with (
-            open_folder(plan, parts.device) as run,
-            process.explain_interrupt(f"continue with {resume_command(plan)}"),
-            explain_failure(plan),
-        ):
-            budget.loaded(run)
-            return train_in(run, plan, parts, budget, console)
+    with (
+        Verifier(plan.config.reward.timeout) as verifier,
+        closing(load(plan.config, verifier)) as parts,
+        open_folder(plan, parts.device) as run,
+        process.explain_interrupt(f"continue with {resume_command(plan)}"),
+        explain_failure(plan),
+    ):
+        budget.loaded(run)
+        return train_in(run, plan, parts, budget, console)
 
 
 def train_in(

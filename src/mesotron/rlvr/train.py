@@ -232,10 +232,19 @@ def check(config: Checked, downloads: bool = False) -> tuple[Checked, list[str]]
         if config.sft.steps:
             check_warm_start(config)
 
+        config = with_environment_reward(config)
         config = fit_batch(config, task)
         check_rl(config, task)
 
     return config, notes
+
+
+def with_environment_reward(config: Training) -> Training:
+    """The reward that an environment pays, where no other is given."""
+    if not config.task.env or config.reward.parts != RewardConfig().parts:
+        return config
+
+    return replace(config, reward=replace(config.reward, parts=("environment",)))
 
 
 def fit_batch(config: Training, task: Task | None) -> Training:
@@ -273,6 +282,9 @@ def check_rl(config: TrainConfig, task: Task | None) -> None:
     if num_processes() > 1 and config.lr_auto:
         raise ValueError(f"--lr auto runs in one process, not WORLD_SIZE={num_processes()}")
 
+    if num_processes() > 1 and config.task.env:
+        raise ValueError(f"--env runs in one process, not WORLD_SIZE={num_processes()}")
+
     check_reward(config.reward)
     text = config.watch.forgetting_file
     if text is not None and not text.is_file():
@@ -305,7 +317,9 @@ def count_problems(config: TrainConfig, task: Task | None) -> float:
 
 def sample_to_score(config: TrainConfig) -> Task | None:
     """One generated problem, to try the user's own rewards on; None if there is no need or way."""
-    is_generated = not config.task.data and not find_source(config.task).reads_data
+    is_generated = (
+        not config.task.data and not config.task.env and not find_source(config.task).reads_data
+    )
     if not is_generated or not own_parts(config.reward):
         return None
 
@@ -357,6 +371,11 @@ def check_memory(config: TrainConfig | SftConfig) -> None:
 def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[str]]:
     """The task if its data lie here or are the user's, and what was guessed about them."""
     is_local = bool(config.data) and all(Path(path).expanduser().exists() for path in config.data)
+    if config.env and downloads:
+        task = load_task(config)
+        names = ", ".join(config.env)
+        return task, [f"{names}: {len(task.train):,} problems, {len(task.eval):,} held out"]
+
     if config.has_own_data and (is_local or downloads):
         train, held_out, sources = read_own(config)
         return assemble(train, held_out, config), [source.describe() for source in sources]

@@ -92,6 +92,7 @@ from mesotron.rlvr.trl_arguments import (
 from mesotron.runs.best import AVERAGED
 from mesotron.runs.files import read_json
 from mesotron.sampling.graphs import GraphSampler, Sampling
+from mesotron.sampling.turns import TokenLists, TurnEpisode, TurnSampler, Written, episode_metrics
 from mesotron.tasks.prompts import rendering
 from mesotron.tasks.rows import Curriculum, RowBatch, Rows
 
@@ -160,6 +161,15 @@ class Sample:
     advantage: float
 
 
+class RowPrompt(str):
+    """A prompt that carries its row through TRL, which hands prompts alone to a `rollout_func`."""
+
+    row: dict[str, Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RowPrompt":
+        return self
+
+
 class Episodes(list):
     """Rows whose episodes TRL plays; it hands them to `_calculate_rewards`, which scores them."""
 
@@ -184,6 +194,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             passes, as far as model and hardware support them; a log line names what is left out.
         max_staleness: 1 samples and scores the next rollout while a step trains, from weights that
             are one rollout old; needs `fast`. 0: from the weights of now.
+        turns: plays rows that belong to environments (`--env`).
         average: decay of an average of the weights that replaces them after the last step;
             `averaged` evaluates it before that.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
@@ -214,6 +225,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         fast: bool = False,
         average: float = 0.0,
         max_staleness: int = 0,
+        turns: TurnSampler | None = None,
         **rest: Any,
     ) -> None:
         if args is not None:
@@ -244,6 +256,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._check_model()
         if self.self_labeled:
             self.reward_weights[1:] = 0  # an environment's own reward too
+
+        self.turns = turns
+        if turns is not None:
+            self.rollout_func = self._play_environments
 
         self.world = all_processes(self.accelerator)
         self.loss_objective = self._choose_loss(args, objective)
@@ -411,6 +427,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             "does not know min_p or a repetition penalty": self.min_p or self._penalizes(),
             "needs beta 0: the reference keeps other tokens": self.beta,
             f"does not work with {TRL_PLAYS}": self._trl_plays(),
+            "does not know the replies of environments": self.turns is not None,
             "does not work with vLLM": self.use_vllm,
             "does not work with a router loss": self.aux_loss_enabled,
         }
@@ -521,7 +538,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _trl_plays(self) -> bool:
         """Whether TRL runs its own step, for what `TRL_PLAYS` names: it alone prepares these."""
         plays = self.tools or self.environment_factories is not None
-        return bool(plays or self.reads_images or self.rollout_func is not None)
+        has_own_rollout = self.rollout_func is not None and self.turns is None
+        return bool(plays or self.reads_images or has_own_rollout)
 
     @property
     def reads_images(self) -> bool:
@@ -550,7 +568,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _sample_and_score(self, rows: list[dict[str, Any]]) -> tuple[Batch, Scored]:
         ready = self._sampled_ahead(rows)
-        rollout = self._rollout(rows) if ready is None else ready.rollout
+        if self.turns is not None:
+            rollout, rows = self._rollout_in_turns(rows)
+        elif ready is not None:
+            rollout = ready.rollout
+        else:
+            rollout = self._rollout(rows)
+
         sequences = self._pad(rollout)
 
         old, reference = self._before_update(sequences)
@@ -713,6 +737,56 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             sampler_logprobs=logprobs,
         )
         return replace(rollout, voters=self._sample_voters(rollout))
+
+    def _rollout_in_turns(self, rows: list[dict[str, Any]]) -> tuple[Rollout, list[dict[str, Any]]]:
+        """Episodes of environments, and the rows with what each earned."""
+        prompts = []
+        for row in rows:
+            prompt = RowPrompt(row["id"])
+            prompt.row = row
+            prompts.append(prompt)
+
+        prompt_tokens, tokens, written, _, logprobs, extra, *_ = self._generate(prompts)
+        episodes: list[TurnEpisode] = extra["episodes"]
+        self.note(episode_metrics(episodes))
+
+        rollout = Rollout(
+            prompts=[one.messages[: one.opening] for one in episodes],
+            completions=[one.messages[one.opening :] for one in episodes],
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokens,
+            written=written,
+            sampler_logprobs=logprobs,
+        )
+        earned = [row | {"played": one.played} for row, one in zip(rows, episodes, strict=True)]
+        return rollout, earned
+
+    def _play_environments(self, prompts: list[RowPrompt], _: Any) -> dict[str, Any]:
+        """TRL's `rollout_func`."""
+        assert self.turns is not None
+        episodes = self.turns.sample(
+            [prompt.row for prompt in prompts], self._write_turns, self.max_completion_length
+        )
+        has_logprobs = self.use_vllm
+
+        return {
+            "prompt_ids": [one.prompt_ids for one in episodes],
+            "completion_ids": [one.ids for one in episodes],
+            "logprobs": [one.logprobs for one in episodes] if has_logprobs else None,
+            "env_mask": [one.written for one in episodes],
+            "episodes": episodes,
+        }
+
+    def _write_turns(self, contexts: TokenLists, left: int) -> Written:
+        """One turn of the episodes that wait for the model."""
+        longest = self.generation_config.max_new_tokens
+        self.generation_config.max_new_tokens = left  # vLLM has its own limit: what is more is cut
+        try:
+            tokens, logprobs = super()._generate_single_turn(list(contexts), None, {}, 1)[:2]
+        finally:
+            self.generation_config.max_new_tokens = longest
+
+        return tokens, logprobs
 
     def _pad(self, rollout: Rollout) -> Sequences:
         padding = grpo.Padding(
@@ -903,7 +977,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     def _score(self, rollout: Rollout, rows: Any) -> Scored:
         scored = grpo.score(rollout, rows, self._scoring())
         device = self.accelerator.device
-        self.note(grpo.rollout_metrics(rollout, device, self.world, with_tools=bool(self.tools)))
+        takes_turns = bool(self.tools) or self.turns is not None
+        self.note(grpo.rollout_metrics(rollout, device, self.world, with_tools=takes_turns))
 
         return scored
 

@@ -18,6 +18,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "hub": ("huggingface_hub",),
+    "verifiers": ("verifiers",),
+    "openenv": ("openenv",),
 }
 
 

@@ -301,7 +301,7 @@ def source_commit() -> str | None:
 def run_name(config: TrainConfig | SftConfig) -> str:
     """What a new run is called: its recipe, or its data."""
     names = ["sft"] if isinstance(config, SftConfig) else []
-    if config.task.has_own_data or config.task.is_gym:
+    if config.task.has_own_data or config.task.is_gym or config.task.env:
         names.append(config.task.title[:60])
     elif isinstance(config, TrainConfig):
         names.append(config.recipe)

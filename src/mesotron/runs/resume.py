@@ -179,7 +179,17 @@ def eval_defaults(name: str) -> EvalConfig:
         values["max_tokens"] = rollout["max_tokens"]
 
     made = from_plain(EvalConfig, values, str(run.path / "config.json"))
+    if made.task.env and not is_own(run.path, made.task.env):  # to be named again
+        made = replace(made, task=replace(made.task, env=()))
+
     return replace(made, reward=own_reward(run))
+
+
+def environments_of(name: str) -> list[str]:
+    """The environments that a run was trained in; none for a model."""
+    run = run_of(name)
+    task = {} if run is None else run.config.get("task")
+    return list(task.get("env") or ()) if isinstance(task, Mapping) else []
 
 
 def own_reward(run: RunFolder) -> tuple[str, ...]:

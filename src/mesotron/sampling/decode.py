@@ -32,13 +32,20 @@ class Completion:
     text: str
     ids: tuple[int, ...]  # tokens without the end token
     truncated: bool  # whether the token limit ended it
+    played: Any = None  # what an environment paid, `tasks.environment.Played`
+
+
+def generate(model: Any, tokenizer: Any, prompts: Sequence[str], **how: Any) -> list[Completion]:
+    """Complete each rendered text with special tokens; `how` is `generate_ids`'."""
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
+    return generate_ids(model, tokenizer, encoded, **how)
 
 
 @torch.inference_mode()
-def generate(  # noqa: PLR0913  # settings by name
+def generate_ids(  # noqa: PLR0913  # settings by name
     model: Any,
     tokenizer: Any,
-    prompts: Sequence[str],
+    encoded: Sequence[Sequence[int]],
     *,
     max_tokens: int,
     temperature: float = 0.0,
@@ -49,21 +56,20 @@ def generate(  # noqa: PLR0913  # settings by name
     """Complete each prompt once, in the order of the prompts.
 
     Args:
-        prompts: rendered texts with special tokens; repeat one to sample it several times.
+        encoded: their tokens; repeat one to sample it several times.
         temperature: 0 is greedy.
         batch: rows at once; None: what fits into memory.
         progress: called with the number of completions just finished.
     """
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
     check_lengths(model, encoded, max_tokens)
 
     draws = None
     if temperature:
         generator = torch.Generator().manual_seed(seed)
-        draws = torch.rand(len(prompts), max_tokens, generator=generator)
+        draws = torch.rand(len(encoded), max_tokens, generator=generator)
 
     # Longest first: if memory does not suffice, it fails at once.
-    order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))
+    order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
     longest = len(encoded[order[0]]) if order else 0
     size = smallest(batch or fitting_batch(model, longest + max_tokens), model)
 
@@ -73,7 +79,7 @@ def generate(  # noqa: PLR0913  # settings by name
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         own = None if draws is None else draws[rows]
-        written = write([encoded[i] for i in rows], own)
+        written = write([list(encoded[i]) for i in rows], own)
 
         for i, ids in zip(rows, written, strict=True):
             completions[i] = to_completion(tokenizer, ids)
@@ -82,7 +88,7 @@ def generate(  # noqa: PLR0913  # settings by name
             progress(len(rows))
 
     reshard(model)
-    return [completions[i] for i in range(len(prompts))]
+    return [completions[i] for i in range(len(encoded))]
 
 
 def check_lengths(model: Any, encoded: Sequence[Sequence[int]], max_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mesotron.config import TaskConfig
+from mesotron.tasks.environment import check_environments, read_environments
 from mesotron.tasks.own import read_own
 from mesotron.tasks.problem import Problem, Task, assemble, without
 from mesotron.tasks.registry import find_source
@@ -25,7 +26,9 @@ def load_task(config: TaskConfig) -> Task:
         (3, 2, 'boxed')
     """
     check_task(config)
-    if config.has_own_data:
+    if config.env:
+        train, held_out = read_environments(config)
+    elif config.has_own_data:
         train, held_out, _ = read_own(config)
     else:
         train, held_out = find_source(config).load(config)
@@ -54,5 +57,7 @@ def check_task(config: TaskConfig) -> None:
     for path in config.data:
         check_path(path)
 
-    if not config.has_own_data:
+    if config.env:
+        check_environments(config)
+    elif not config.has_own_data:
         find_source(config).check(config)

@@ -32,6 +32,9 @@ class Problems(NamedTuple):
 
 
 def find_problems(task: TaskConfig) -> Problems:
+    if task.env:  # their first messages; what they reply later counts as completion
+        return _count(task)
+
     if task.has_own_data:
         return _own_problems(task)
 
@@ -93,7 +96,7 @@ def _hub_problems(hub: str, task: TaskConfig) -> Problems:
 
 def typical_question(task: TaskConfig) -> float:
     """Tokens of a question, by the task's name alone."""
-    name = task.data[0] if task.data else task.name
+    name = task.data[0] if task.data else task.title
     _, tokens = DATASETS.get(name, (0, QUESTION_TOKENS))
     return tokens
 
@@ -129,7 +132,7 @@ def prompt_tokens(task: TaskConfig, question: float, most: int) -> float:
 def typical_answer(config: TrainConfig) -> float | None:
     """Tokens of an answer to the task's questions that nothing cuts; None if unknown."""
     known = ANSWERS.get(config.task.name)
-    if known is None:
+    if known is None or config.task.env:
         return None
 
     reasoned, solved = known
