@@ -157,6 +157,27 @@ def test_a_run_does_not_depend_on_which_is_faster(tmp_path):
     assert tiny.same(tiny.weights(quick), tiny.weights(waits))
 
 
+def test_rewards_are_called_while_a_step_trains(tmp_path):
+    """Each reward after the first waits for the backward pass of a step."""
+    trained = threading.Event()
+    waited = []
+
+    class Tell(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, **__):
+            trained.set()
+
+    def reward(completions, **_):
+        waited.append(not waited or trained.wait(60))
+        trained.clear()
+        return tiny.small_digits(completions)
+
+    trainer = make_trainer(tmp_path, {"reward_funcs": reward})
+    trainer.add_callback(Tell())
+    trainer.train()
+
+    assert waited == [True] * 5
+
+
 def test_a_reward_that_fails_ends_the_run_at_the_step_that_needs_it(tmp_path):
     calls = []
 

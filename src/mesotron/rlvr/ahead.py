@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,25 +101,36 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+SampleAhead = Callable[[Callable[[], None]], RolloutAhead]
+
+
+@dataclass(frozen=True)
+class AheadJob:
+    """A rollout in the worker's queue."""
+
+    work: SampleAhead
+    future: Future[RolloutAhead] = field(default_factory=Future)
+    has_sampled: threading.Event = field(default_factory=threading.Event)
+
+
 class Ahead:
     """One rollout in a worker thread, begun with each that is used.
 
     Args:
-        prepare: takes over the weights of now, in the main thread, and returns the work.
-        device: where the work runs; on a GPU beside the training, on a stream of its own.
+        prepare: takes over the weights of now, in the main thread, and returns the work, which
+            gets a function to call when it has sampled and goes on to the rewards.
+        device: where the work runs. On a GPU it samples beside the training, on a stream of its
+            own. On a CPU both would take their turns at Python's lock, and the rewards would begin
+            when training is over: there training waits until it has sampled.
     """
 
-    def __init__(
-        self, prepare: Callable[[list[Row]], Callable[[], RolloutAhead]], device: torch.device
-    ) -> None:
+    def __init__(self, prepare: Callable[[list[Row]], SampleAhead], device: torch.device) -> None:
         self.prepare = prepare
         self.pending: Future[RolloutAhead] | None = None
 
         # Surrounds each wait for the worker, with a name.
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
-        self._jobs: queue.Queue[tuple[Callable[[], RolloutAhead], Future[RolloutAhead]]] = (
-            queue.Queue()
-        )
+        self._jobs: queue.Queue[AheadJob] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._stream: Any = None
         if device.type == "cuda":
@@ -176,21 +187,26 @@ class Ahead:
             self._thread = threading.Thread(target=self._work, name="ahead", daemon=True)
             self._thread.start()
 
-        self.pending = Future()
-        self._jobs.put((work, self.pending))
+        job = AheadJob(work)
+        self.pending = job.future
+        self._jobs.put(job)
+        if self._stream is None:
+            job.has_sampled.wait()
 
     def _work(self) -> None:
         while True:
-            work, future = self._jobs.get()
+            job = self._jobs.get()
             try:
                 with torch.no_grad(), torch.cuda.stream(self._stream):
-                    sampled = work()
+                    ready = job.work(job.has_sampled.set)
                     if self._stream is not None:
                         self._stream.synchronize()
             except BaseException as error:  # raised in the main thread
-                future.set_exception(error)
+                job.future.set_exception(error)
             else:
-                future.set_result(sampled)
+                job.future.set_result(ready)
+            finally:
+                job.has_sampled.set()
 
 
 def copy_policy(model: Any) -> Any:

@@ -45,6 +45,7 @@ from mesotron.rlvr.ahead import (
     SAVING_WAITS,
     Ahead,
     RolloutAhead,
+    SampleAhead,
     copy_policy,
     plain_or_none,
     rollout_of,
@@ -622,7 +623,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
         return ready
 
-    def _prepare_ahead(self, rows: list[dict[str, Any]]) -> Callable[[], RolloutAhead]:
+    def _prepare_ahead(self, rows: list[dict[str, Any]]) -> SampleAhead:
         """Takes over the weights and settings of now; what is returned runs in another thread."""
         before = self.behind
         behind = self.behind = copy.copy(self)
@@ -660,11 +661,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         )
         return copied
 
-    def _sample_behind(self, rows: list[dict[str, Any]]) -> RolloutAhead:
+    def _sample_behind(
+        self, rows: list[dict[str, Any]], has_sampled: Callable[[], None]
+    ) -> RolloutAhead:
         """Runs in another thread, on the trainer that `_prepare_ahead` made for it."""
         before = self.state.num_input_tokens_seen
         rollout = self._rollout(rows)
         rollout = replace(rollout, sampler_logprobs=self._logprobs_behind(rollout))
+        has_sampled()
         scored = self._score(rollout, rows)
 
         for name, values in self._pending_metrics.items():
