@@ -103,6 +103,7 @@ FEATURES = {
 
 RESUMED = {
     "resumed": "--rollout.updates 2",
+    "resumed_ahead": "--max-staleness 1",
     "resumed_lora": "--model.lora 4 --optim.name adamw",
     "resumed_anchor": "--objective.name mgrpo --rollout.fast",
     "resumed_resample": "--reward sparse --objective.dynamic-sampling resample --average 0.8",
