@@ -139,7 +139,7 @@ def make_cases() -> list[Case]:
         Case("raises in an evaluation", own, **evaluation),
         Case("raises in the first evaluation", oops, step=0, sizes=EVALUATION, rows=0),
         Case("raises in the last evaluation", oops, step=4, sizes=EVALUATION, rows=4),
-        Case("raises under an anchor", own, flags=anchor, sizes="32"),
+        Case("raises under an anchor", own, flags=anchor, sizes="24"),
         Case("raises with averaged weights", oops, flags="--average 0.5", **evaluation),
         Case("raises in one of two processes", own, rank="1", **two),
         Case("raises in both of two processes", own, rank="01", **two),
@@ -156,7 +156,7 @@ def make_cases() -> list[Case]:
         Case("swallows all in an evaluation", ignores, 0, hangs=True, loses_row=True, **evaluation),
         Case("sleeps in the first evaluation", sleeps, 2, 0, EVALUATION, rows=0, hangs=True),
         Case("sleeps when it is tried", sleeps, 2, 0, "2", rows=0, hangs=True),
-        Case("sleeps under an anchor", sleeps, 0, flags=anchor, sizes="32", hangs=True),
+        Case("sleeps under an anchor", sleeps, 0, flags=anchor, sizes="24", hangs=True),
         Case("sleeps in one of two processes", sleeps, 0, rank="1", hangs=True, **two),
         Case("holds Python's lock", locked, -signal.SIGKILL, flags="--save-every 2", hangs=True),
     ]

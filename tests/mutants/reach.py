@@ -60,13 +60,17 @@ class Reach:
         return chosen
 
     def _running(self, change: Change, source: bytes) -> set[str]:
-        """Tests that run the statement; failing these, its function; failing these, its file."""
+        """Tests that run the statement; failing these, its function, its file, or those of its
+        room: a worker may run where no probe is seen."""
         key = keys_of(change.path, source).get(change.line, "")
         if self.by_key.get(key):
             return self.by_key[key]
 
         function = key.rpartition(":")[0]
-        return self._with_prefix(f"{function}:" if key else f"{change.path}:")
+        found = self._with_prefix(f"{function}:") if key else set()
+        found = found or self._with_prefix(f"{change.path}:")
+        room = f"tests/{change.path.partition('/')[0]}/"
+        return found or {test for test in self.seconds if test.startswith(room)}
 
     def _with_prefix(self, prefix: str) -> set[str]:
         found: set[str] = set()

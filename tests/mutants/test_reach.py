@@ -146,3 +146,11 @@ def test_a_line_that_no_test_runs_has_the_tests_of_its_function_then_of_its_file
 
     change = change_on(tmp_path, "LIMIT = 5")
     assert set(reach.tests_for(change, SOURCE.encode(), 100)) == set(reach.seconds)
+
+
+def test_a_file_that_no_probe_sees_has_the_tests_of_its_room(reach, tmp_path):
+    reach.add({"tests/answers/test_a.py::b": {"seconds": 1.0, "ran": []}})
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers" / "worker.py").write_text(SOURCE)
+    change = changes_of(tmp_path, "answers/worker.py")[0]
+    assert reach.tests_for(change, SOURCE.encode(), 100) == ["tests/answers/test_a.py::b"]
