@@ -22,6 +22,7 @@ from mesotron.rlvr.pocket import (
     choose,
     compare,
     from_record,
+    is_admitted,
     judge,
     look_again,
     next_heat,
@@ -243,3 +244,44 @@ def test_auto_is_a_spelling_of_the_switch_and_keeps_the_recipes_rate():
     assert given.optim == plain.optim
     assert given.optim.lr != OptimConfig().lr
     assert not plain.lr_auto
+
+
+def a_fork(factor, travelled, planned, condition="healthy"):
+    """After two steps, the second of which began at a distance from the start."""
+    rewards = {str(k): 0.5 for k in range(8)}
+    steps = [Sampled(step=k, travelled=k * travelled, rewards=rewards, drift={}) for k in (0, 1)]
+    return Fork(
+        factor=factor,
+        rate=factor,
+        planned=planned,
+        steps=tuple(steps),
+        conditions=(condition,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "travelled", "condition", "is_safe"),
+    [
+        (4.0, 1.5, "dead", False),  # it failed within the distance of the whole run
+        (4.0, 2.0, "dead", False),
+        (4.0, 2.5, "dead", True),  # farther out
+        (8.0, 1.5, "dead", True),  # at a rate that is not near
+        (0.5, 1.5, "dead", True),
+        (4.0, 1.5, "healthy", True),
+    ],
+)
+def test_a_rate_is_admitted_if_no_near_one_failed_within_its_distance(
+    factor, travelled, condition, is_safe
+):
+    fork = a_fork(1.0, 1.0, 2.0)
+    other = a_fork(factor, travelled, 9.0, condition)
+    assert is_admitted(fork, [fork, other]) is is_safe
+
+
+def test_a_rate_is_not_admitted_where_its_run_is_a_leap():
+    fork = a_fork(1.0, 1.0, 3.0)
+    assert is_admitted(fork, [fork])
+    far = a_fork(1.0, 1.0, 3.5)
+    assert not is_admitted(far, [far])
+    assert is_admitted(far, [far, a_fork(8.0, 2.0, 9.0)])  # another one has gone farther
+    assert not is_admitted(a_fork(1.0, 1.0, 2.0, "dead"), [fork])

@@ -315,3 +315,11 @@ def test_the_state_of_a_sharded_optimizer_is_restored_sharded(tmp_path):
         assert any(isinstance(x, DTensor) for p in params for x in resumed.state[p].values())
     finally:
         dist.destroy_process_group()
+
+
+def test_the_level_of_a_curriculum_is_in_each_row(tmp_path):
+    parts = {"train_dataset": Dataset.from_list(POOLS[0])}
+    trainer = train(tmp_path, parts=parts, pools=POOLS, max_steps=2)
+    levels = [row["curriculum/level"] for row in log_rows(trainer) if "loss" in row]
+    assert len(levels) == 2
+    assert all(level >= 0 for level in levels)

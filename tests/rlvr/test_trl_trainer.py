@@ -540,3 +540,7 @@ def test_garbage_is_gone_before_training_and_the_rest_is_not_searched(tmp_path):
     finally:
         gc.enable()
         gc.freeze()
+
+
+def test_only_a_run_that_votes_gets_a_judge_by_itself(tmp_path):
+    assert tiny.make_trainer(tmp_path).judge is None

@@ -1,5 +1,6 @@
 """Every objective: what its registration promises, and what follows from it."""
 
+import inspect
 import subprocess
 import sys
 
@@ -52,3 +53,12 @@ for name in OBJECTIVES.names():
 assert "torch" not in sys.modules, f"{name} imports torch at the top of its file"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES.names())
+def test_published_options_are_the_defaults_of_the_loss(name):
+    published = OBJECTIVES[name]
+    parameters = inspect.signature(published.loss).parameters
+    for option, value in published.options.items():
+        if option in parameters:  # else the loss takes all by name
+            assert parameters[option].default == value
