@@ -85,6 +85,8 @@ def test_an_answer_at_the_cut_is_not_taken():
 
     assert lenient_answer("It is 5, or 7", complete=False) == "5"
     assert lenient_answer("The answer is 7", complete=False) is None
+    assert lenient_answer("The answer: total cost 42", complete=False) is None
+    assert lenient_answer("The answer: total cost 42 dol", complete=False) == "42"
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,20 @@ def test_the_last_of_each_group_are_the_anchors_in_the_order_of_the_prompts(rank
         assert logprobs is None
 
 
+@pytest.mark.parametrize(("rank", "share"), [(0, [[1], [1]]), (1, [[1], [1]])])
+def test_processes_sample_equal_shares_of_what_the_anchor_writes(rank, share):
+    model = nn.Linear(1, 1, bias=False)
+    sampler = AnchoredSampler(
+        Anchor().start(model), model, WhoWrote(model, False), lambda: None, rank, 2
+    )
+    own, completions = sampler.voters([[1]], 3)  # of three rows the last is written twice
+    assert own == share
+    assert len(completions) == 2
+    with pytest.raises(ValueError, match="momentum_generations"):
+        sampler.voters([[1]], 3, even=True)
+    assert len(sampler.voters([[1]], 4, even=True)[0]) == 2
+
+
 @pytest.mark.parametrize(
     ("is_fsdp", "is_fsdp2", "is_deepspeed", "refused"),
     [

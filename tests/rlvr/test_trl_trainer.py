@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,7 @@ from mesotron.answers.facts import Judge
 from mesotron.answers.formats import FORMATS
 from mesotron.answers.verify import Verifier
 from mesotron.config import ObjectiveConfig, OptimConfig
+from mesotron.optim import Muon
 from mesotron.optim.clipping import clip_gradients
 from mesotron.rlvr.grpo import TOO_LARGE, warn_once
 from mesotron.rlvr.optimizer import build_optimizer
@@ -544,3 +546,16 @@ def test_garbage_is_gone_before_training_and_the_rest_is_not_searched(tmp_path):
 
 def test_only_a_run_that_votes_gets_a_judge_by_itself(tmp_path):
     assert tiny.make_trainer(tmp_path).judge is None
+
+
+def test_matrices_are_not_clipped_under_deepspeed():
+    model = torch.nn.Linear(2, 2)
+    trainer = SimpleNamespace(
+        optimizer=Muon([model.weight]),
+        optim=OptimConfig(clip="all"),
+        is_deepspeed_enabled=True,
+        args=SimpleNamespace(max_grad_norm=1.0),
+        auxiliary_norm=SimpleNamespace(observe=lambda norm: None),
+    )
+    with pytest.raises(ValueError, match="FSDP2"):
+        GRPOTrainer._clip_grad_norm(trainer, model)  # pyright: ignore

@@ -1,7 +1,9 @@
 """Run folders: what is written can be read after any interruption, and nothing intact is lost."""
 
+import importlib.metadata
 import math
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from mesotron.runs import RunFolder, list_checkpoints, newest_whole
 from mesotron.runs.checkpoints import damage, prune, writing
 from mesotron.runs.files import append_row
-from mesotron.runs.folder import new_run_path
+from mesotron.runs.folder import describe_environment, new_run_path
 
 
 @pytest.fixture
@@ -199,3 +201,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, file
 def test_a_full_disk_is_named_with_its_file():
     with pytest.raises(OSError, match="/dev/full"):
         append_row(Path("/dev/full"), {"step": 1})
+
+
+def test_the_versions_of_what_a_run_used_are_noted():
+    noted = describe_environment("cpu", 3, threads=2)
+    assert noted["packages"]["torch"] == importlib.metadata.version("torch")
+    assert (noted["device"], noted["seed"], noted["threads"]) == ("cpu", 3, 2)
+    assert noted["python"] == platform.python_version()

@@ -24,6 +24,7 @@ from mesotron.config import (
     TrainConfig,
     find_gpu,
 )
+from mesotron.models.names import TINY_WEIGHTS
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.plan.advice import advise
 from mesotron.rlvr.plan.cost import estimate_run, money_rows
@@ -361,6 +362,20 @@ def test_shapes_of_folders_and_of_unknown_models(tmp_path, monkeypatch):
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         find_shape("me/llama-like")
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE"])
+def test_a_model_in_the_hubs_cache_has_the_shape_of_its_config(tmp_path, monkeypatch, variable):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    cache = tmp_path / "hub" if variable == "HF_HOME" else tmp_path
+
+    folder = cache / "models--me--mine" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text((TINY_WEIGHTS / "config.json").read_text())
+    assert find_shape("me/mine") == find_shape("tiny")
+    assert find_shape("me/other") is None
 
 
 def test_weights_and_states_are_counted():
