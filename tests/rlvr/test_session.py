@@ -321,7 +321,7 @@ def test_a_stop_by_the_watch_names_its_reason_and_what_is_left(console, guard):
         last_healthy_checkpoint=None,
         guard=guard,
     )
-    say_stopped_by_watch(watch, None, 6, console)
+    say_stopped_by_watch(watch, BestCheckpoint(), 6, console)  # none was kept yet
     watch.actions = [said("went back"), said("gave up")]
     watch.last_healthy_checkpoint = 4
     _, best = chosen((2, 1.0))
