@@ -19,6 +19,8 @@ from mesotron.answers.verify import Verifier
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim import Muon
 from mesotron.optim.clipping import clip_gradients
+from mesotron.rlvr.anchor import Anchor
+from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.grpo import TOO_LARGE, warn_once
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.trl_trainer import GRPOTrainer
@@ -559,3 +561,27 @@ def test_matrices_are_not_clipped_under_deepspeed():
     )
     with pytest.raises(ValueError, match="FSDP2"):
         GRPOTrainer._clip_grad_norm(trainer, model)  # pyright: ignore
+
+
+def test_a_rollout_takes_a_part_of_its_step(tmp_path):
+    trainer = tiny.make_trainer(tmp_path)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "time/rollout" in row]
+    assert len(rows) == 3
+    assert all(0 < row["time/rollout"] < row["time/step"] for row in rows)
+
+
+def test_averages_that_moved_after_the_last_step_are_put_back_before_it_is_saved(monkeypatch):
+    class Put(Anchor):
+        def put_back(self, model):
+            done.append(model)
+
+    done = []
+    monkeypatch.setattr(GRPOTrainer, "policy", "the policy")
+    monkeypatch.setattr(SafeCheckpoints, "save_last_step", lambda self: done.append("saved"))
+    trainer = object.__new__(GRPOTrainer)
+    trainer.anchor = Put()
+    trainer.average = Put()
+    trainer.ref_model = torch.nn.Linear(1, 1)
+    trainer.save_last_step()
+    assert done == ["the policy", "the policy", "saved"]

@@ -500,3 +500,37 @@ def test_rewards_are_placed_between_their_floor_and_the_most(rows, share):
 
     found = engine._share_of_range({"step": 9, "loss": 0.1, **rows[-1]})
     assert found == (None if share is None else pytest.approx(share))
+
+
+def test_a_metric_that_is_forgotten_begins_anew_and_others_go_on():
+    engine = Engine()
+    for step in range(1, 30):
+        engine.update({"step": step, "reward": 0.5 - 0.01 * step, "loss": 0.1})
+
+    before = {name: engine.tracks[name].num_seen for name in ("reward", "loss")}
+    of_reward = {each.name for each in engine.detectors if "reward" in each.metrics}
+    for name in engine.counts:
+        engine.counts[name] = "counted"  # pyright: ignore
+
+    engine.forget("reward")
+    assert "reward" not in engine.tracks
+    assert engine.tracks["loss"].num_seen == before["loss"]
+    assert of_reward
+    assert {name for name, counts in engine.counts.items() if counts != "counted"} == of_reward
+
+
+def test_another_reward_is_forgotten_in_each_snapshot():
+    monitor = Monitor()
+    for step in range(1, 7):
+        monitor.engine.update({"step": step, "reward": 0.1 * step, "loss": 0.1})
+        if step % 3 == 0:
+            monitor.save(step)
+
+    monitor._forget_reward()
+    seen = []
+    for step in (3, 6):
+        monitor.engine.load_state(monitor.snapshots[step])
+        assert "reward" not in monitor.engine.tracks
+        seen.append(monitor.engine.tracks["loss"].num_seen)
+
+    assert seen == [3, 6]
