@@ -35,6 +35,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import writing
 from mesotron.sampling import decode
 from mesotron.sampling.decode import Completion, choose, generate
+from mesotron.sampling.decoder import FusedSampler
 from mesotron.tasks.load import load_task
 from mesotron.tasks.problem import Problem
 from mesotron.tasks.prompts import render
@@ -136,6 +137,22 @@ def test_the_fused_decoder_writes_the_same(monkeypatch, random_model, temperatur
 
     assert generate(*random_model, PROMPTS * 2, **settings) == expected
     assert generate(*random_model, PROMPTS * 2, batch=7, **settings) == expected
+
+
+def test_weights_that_leave_no_room_for_a_copy_are_not_copied(monkeypatch, random_model):
+    settings = {"max_tokens": 12, "temperature": 1.0, "seed": 5}
+    expected = generate(*random_model, PROMPTS, **settings)
+    model = random_model[0]
+    size = 4 * sum(weight.numel() for weight in model.parameters())
+
+    assert decode.copy_fits(model, torch.float32)
+    monkeypatch.setattr(decode, "on_gpu", lambda model: True)
+    monkeypatch.setattr(decode, "free_memory", lambda device: int(1.5 * size))
+    monkeypatch.setattr(FusedSampler, "_prepare", None)
+
+    assert not decode.copy_fits(model, torch.float32)
+    assert decode.copy_fits(model, torch.bfloat16)
+    assert generate(*random_model, PROMPTS, batch=2, **settings) == expected
 
 
 def test_the_type_of_products_is_seen_inside_a_trainer(random_model):

@@ -2,7 +2,8 @@
 
 Each completion has its own row of random numbers, so the same seed gives the same completions for
 any batch size, up to rounding in the model itself. On a GPU the fused decoder of `decoder` writes
-them, as in training; elsewhere, and for models that it does not take, the loop of this file.
+them, as in training, if memory has room for its copy of the weights; elsewhere, and for models that
+it does not take, the loop of this file.
 
 Shapes: B running rows of a batch, T tokens so far, V vocabulary.
 """
@@ -25,6 +26,8 @@ from mesotron.sampling.draw import cache_bytes, choose
 DROP_SHARE = 0.25
 MAX_BATCH = {"cpu": 256, "cuda": 1024}
 MEMORY_SHARE = 0.4
+# Of the free memory, for the fused decoder's copy of the weights: the rest holds the batch.
+COPY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ def writer(
     from mesotron.sampling.decoder import FusedSampler
     from mesotron.sampling.graphs import Sampling
 
-    if FusedSampler.obstacle(model):
+    dtype = compute_dtype(model)
+    if FusedSampler.obstacle(model) or not copy_fits(model, dtype):
         return partial(_decode, model, tokenizer, max_tokens, temperature)
 
     sampler = FusedSampler(
@@ -130,7 +134,7 @@ def writer(
         eos=[tokenizer.eos_token_id],
         pad=tokenizer.pad_token_id,
         sampling=Sampling(temperature),
-        dtype=compute_dtype(model),
+        dtype=dtype,
         prompt_length=longest,
     )
     return lambda prompts, draws: sampler.sample(prompts, max_tokens, draws=draws)
@@ -138,6 +142,17 @@ def writer(
 
 def on_gpu(model: Any) -> bool:
     return model.get_input_embeddings().weight.device.type == "cuda"
+
+
+def copy_fits(model: Any, dtype: torch.dtype) -> bool:
+    """Whether a copy of the weights leaves room for a batch."""
+    device = model.get_input_embeddings().weight.device
+    free = free_memory(device)
+    if device.type == "cuda":  # what PyTorch holds without using it is free as well
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+    weights = sum(weight.numel() for weight in model.parameters())
+    return weights * dtype.itemsize <= COPY_SHARE * free
 
 
 def compute_dtype(model: Any) -> torch.dtype:
