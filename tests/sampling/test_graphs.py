@@ -1,12 +1,13 @@
 """Sampling with a static cache, and a captured graph on GPUs, against `generate` and theory."""
 
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from mesotron.sampling import decoder
+from mesotron.sampling import decoder, graphs
 from mesotron.sampling.decoder import FusedSampler
 from mesotron.sampling.graphs import GraphSampler, Sampling, sizes_of
 from support.rlvr_tiny import NETWORKS, make_network
@@ -285,3 +286,20 @@ def test_unsupported_models_are_refused():
     ):
         with pytest.raises(ValueError, match=reason):
             make(model, [EOS], PAD)
+
+
+def test_one_thread_captures_at_a_time(monkeypatch):
+    """PyTorch's captures share a stream and wait for the device, which a capture forbids."""
+    held = []
+
+    @contextmanager
+    def capture(graph, pool, capture_error_mode):
+        held.append((graph, pool, capture_error_mode, graphs.CAPTURING.locked()))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    with graphs.captured("a graph", "a pool"):
+        assert not graphs.CAPTURING.acquire(blocking=False)
+
+    assert held == [("a graph", "a pool", "thread_local", True)]
+    assert not graphs.CAPTURING.locked()

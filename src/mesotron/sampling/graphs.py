@@ -19,9 +19,11 @@ completion, L = P + N cache length, V vocabulary.
 
 import copy
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,16 @@ ROW_STEP = 8
 WARM_UPS = 2
 # Of a GPU's memory, for the cache of one batch; more rows are sampled in several batches.
 CACHE_SHARE = 0.3
+# Held during a capture.
+CAPTURING = threading.Lock()
+
+
+@contextmanager
+def captured(graph: Any, pool: Any) -> Iterator[None]:
+    """Capture what is launched inside. Another thread may use the GPU meanwhile, in a stream of its
+    own, but not capture: captures share one stream, and each waits for the device before."""
+    with CAPTURING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        yield
 
 
 @dataclass(frozen=True)
@@ -222,8 +234,7 @@ class Decoder(ABC):
 
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Another thread may use the GPU meanwhile, in a stream of its own.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with captured(graph, pool):
             self.step(span)
 
         return graph

@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from mesotron.rlvr.passes.blocks import VOCABULARY_CHUNK, RaggedPass
 from mesotron.rlvr.passes.packing import IGNORED, Frame, PackedGroups, attention_mask, pack_groups
+from mesotron.sampling.graphs import captured
 
 log = logging.getLogger("mesotron.rlvr")
 
@@ -31,8 +32,6 @@ Leaves = dict[Tensor, Tensor]  # other tensors in place of weights; they get the
 # Tokens of a pass above which the GPU and not the host sets the pace: then ragged rows are faster,
 # which are not recorded.
 RECORDED_TOKENS = 16_384
-# Another thread may sample meanwhile, in a stream of its own.
-THREAD = "thread_local"
 # Each recorded shape keeps its own gradients; activations share one memory pool.
 MAX_SHAPES = 4
 # Config fields that change the logits after the head.
@@ -220,17 +219,14 @@ class Recording:
         self.forward = torch.cuda.CUDAGraph()
         self.backward = torch.cuda.CUDAGraph()
 
-        with (
-            torch.enable_grad(),
-            torch.cuda.graph(self.forward, pool=pool, capture_error_mode=THREAD),
-        ):
+        with torch.enable_grad(), captured(self.forward, pool):
             scores = work(self.tokens, frame, temperature, leaves)
 
         self.scores = Scores(*(x.detach() for x in scores))
         outputs = [x for x in scores if x.requires_grad]
         self.output_gradients = [torch.zeros_like(x) for x in outputs]
 
-        with torch.cuda.graph(self.backward, pool=pool, capture_error_mode=THREAD):
+        with captured(self.backward, pool):
             self.gradients = torch.autograd.grad(
                 outputs, list(leaves.values()), self.output_gradients, allow_unused=True
             )
