@@ -175,6 +175,7 @@ def test_a_start_that_fails_says_why_and_frees_its_name(call, children):
         {"data": ["../../secret.jsonl"]},
         {"data": "~/secret.jsonl:main"},
         {"trl": "chat_template_path=/etc/passwd"},
+        {"trl": ['chat_template_path="/etc/passwd"']},
         {"watch.forgetting-file": "/etc/passwd"},
         {"watch.alerts": ["wandb"]},
         {"report-to": "trackio"},
@@ -255,7 +256,7 @@ def test_a_comparison_names_what_differs(call, children):
     write_run(children.folder.root, "b", FALLING[:30], seed=0, optim={"lr": 1e-2})
 
     compared = call("compare_runs", runs=["a", "b"])
-    assert compared["settings_that_differ"] == {"optim.lr": [1e-4, 1e-2]}
+    assert compared["untrusted"]["settings_that_differ"] == {"optim.lr": [1e-4, 1e-2]}
     assert [run["run"] for run in compared["runs"]] == ["a", "b"]
     assert compared["runs"][0]["last_reward"] > compared["runs"][1]["last_reward"]
 
@@ -280,6 +281,30 @@ def test_evidence_is_given_in_parts(call, children):
     assert "\x1b" not in report
     assert "Ignore this." in report
     assert call("read_evidence", run="a", what="result")["untrusted"]["result"] == {"steps": 30}
+
+
+def test_a_damaged_run_hides_no_other(call, children):
+    write_run(children.folder.root, "a", RISING)
+    bad = write_run(children.folder.root, "b", RISING)
+    (bad / "metrics.jsonl").write_text("no JSON\n{}\n")
+    states = {run["run"]: run["state"] for run in call("list_runs")["runs"]}
+    assert states == {"a": "stopped", "b": "damaged"}
+
+
+@pytest.mark.parametrize("note", ["{}", '{"pid": [1], "began": "2"}', "[]", "no JSON"])
+def test_a_damaged_note_names_no_process(note, children):
+    children.folder.own("a.json").write_text(note)
+    assert children.pid("a") is None
+
+
+def test_an_answer_that_floods_is_refused(call, children):
+    path = write_run(children.folder.root, "a", RISING)
+    for step in range(100):
+        RunFolder(path).append("samples", {"step": step, "text": "x" * MAX_TEXT})
+
+    with pytest.raises(Refused, match="fewer"):
+        call("read_evidence", run="a", what="samples", count=100)
+    assert call("read_evidence", run="a", what="samples", count=5)["untrusted"]["samples"]
 
 
 def test_texts_are_cut_and_numbers_are_plain():

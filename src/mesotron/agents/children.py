@@ -176,7 +176,7 @@ class Children:
         if child is not None:
             return child.pid if child.poll() is None else None
 
-        with suppress(ValueError, OSError):
+        with suppress(ValueError, OSError, KeyError, TypeError):  # it may be damaged
             note = read_json(self.folder.own(f"{name}.json"))
             pid = int(note["pid"])
             if note["began"] and begun_at(pid) == note["began"]:
@@ -307,7 +307,8 @@ class Children:
             )
 
         for part in re.split("[=:,]", text):  # such as the file of FILE:SUBSET
-            self.folder.inside(os.path.expanduser(part))
+            plain = part.lstrip(" \t\"'([{")  # of JSON, which TRL's options are read as
+            self.folder.inside(os.path.expanduser(plain))
 
 
 def begun_at(pid: int) -> str | None:

@@ -31,7 +31,14 @@ FROM_LOG = ("metrics", "unknown_names", "samples")
 
 
 def list_runs(folder: Folder, children: Children) -> list[Row]:
-    return [brief(path, children) for path in folder.runs()]
+    rows = []
+    for path in folder.runs():
+        try:
+            rows.append(brief(path, children))
+        except (ValueError, OSError) as error:  # the others are listed all the same
+            rows.append({"run": path.name, "state": "damaged", "untrusted": {"error": str(error)}})
+
+    return rows
 
 
 def brief(path: Path, children: Children) -> Row:
@@ -143,7 +150,7 @@ def compare(folder: Folder, names: Sequence[str]) -> Row:
 
     return {
         "runs": [compared(run) for run in runs],
-        "settings_that_differ": differing,
+        "untrusted": {"settings_that_differ": differing},
         "note": "single runs: a difference may be the noise of one seed; `mesotron compare` "
         "measures optimizers with a rate search, several seeds and intervals",
     }
