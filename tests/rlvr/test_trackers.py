@@ -110,6 +110,20 @@ def test_what_a_tracker_gets(recorder):
     assert got[-1] == ("verdict", 40, "dead")
 
 
+@pytest.mark.parametrize("address", ["http://{}mlflow.example:5000", "postgresql://{}host/runs"])
+def test_the_page_of_mlflow_has_no_password(address, monkeypatch):
+    info = SimpleNamespace(experiment_id="1", run_id="2")
+    client = SimpleNamespace(
+        get_tracking_uri=lambda: address.format("ann:secret@"),
+        active_run=lambda: SimpleNamespace(info=info),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+
+    page = TRACKERS["mlflow"](None).page()
+    assert "secret" not in page
+    assert address.format("") in page
+
+
 def test_only_the_main_process_sends(recorder):
     watch = Watch("off")
     said: list[str] = []

@@ -6,6 +6,7 @@ run before ours is asked, and closes it after the last row.
 """
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -178,7 +179,8 @@ class ToMlflow:
         self.client: Any = sys.modules["mlflow"]
 
     def page(self) -> str:
-        address = self.client.get_tracking_uri()
+        # Without a password, which the run's log would keep.
+        address = re.sub(r"//[^/]*@", "//", self.client.get_tracking_uri())
         info = self.client.active_run().info
         if address.startswith("http"):
             return f"{address}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
