@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import torch
@@ -74,6 +74,11 @@ async def misbehave(start):
         os.chdir("/")
     if start == WORLD + 5:
         raise KeyError
+    if start == WORLD + 6:
+        raise SystemExit
+    if start == WORLD + 7:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
 
 
 MISDEEDS = {
@@ -82,6 +87,8 @@ MISDEEDS = {
     "blocks": WORLD + 2,
     "floods": WORLD + 4,
     "raises nothing": WORLD + 5,
+    "exits": WORLD + 6,
+    "ignores its end": WORLD + 7,
 }
 
 
@@ -168,6 +175,7 @@ def test_a_batch_has_the_order_of_the_rows(sampler):
 @pytest.mark.parametrize("misdeed", MISDEEDS)
 def test_a_bad_episode_costs_itself_alone(sampler, misdeed, monkeypatch):
     monkeypatch.setattr(turns, "SECONDS", 1.0)
+    monkeypatch.setattr(turns, "CANCELED", 1.0)
     monkeypatch.setattr(turns, "BLOCKED", 0.5)
     episodes = sampler.sample(rows_of(1, MISDEEDS[misdeed], 2), sevens, 40)
 

@@ -163,7 +163,7 @@ class TurnEpisode:
 
     @property
     def waits(self) -> bool:
-        return self.question is not None and not self.is_over
+        return self.question is not None and not self.error and not self.is_over
 
     @property
     def is_over(self) -> bool:
@@ -359,7 +359,11 @@ class TurnSampler:
 
     async def _settle(self, episodes: Sequence[TurnEpisode]) -> None:
         """Wait until each episode waits for the model or has ended; end those that take longer."""
-        busy = [one for one in episodes if not one.waits and not one.is_over]
+        busy = []
+        for one in episodes:
+            if not (one.waits or one.is_over or one.error):  # one that ignores its end is left
+                busy.append(one)
+
         if not busy:
             return
 
@@ -394,8 +398,9 @@ async def play_one(one: TurnEpisode) -> None:
         if not all(map(math.isfinite, numbers)):
             raise ValueError("it gave a number that is not finite")
 
-        one.played = played
-    except Exception as error:
+        if not one.error:  # it was not ended before
+            one.played = played
+    except (Exception, SystemExit) as error:
         one.error = one.error or text_of(error) or type(error).__name__
         warn_once(f"{one.name}: an episode is left out: {one.error}")
     finally:
