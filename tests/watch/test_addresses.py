@@ -81,6 +81,18 @@ def test_endless_histories_are_refused(tmp_path, monkeypatch):
         address.write_history(tmp_path, "a", ({"step": k} for k in range(1000)))
 
 
+def test_histories_of_huge_rows_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(address, "MAX_CHARACTERS", 1000)
+    with pytest.raises(ValueError, match="more than"):
+        address.write_history(tmp_path, "a", ({"step": k, "text": "x" * 600} for k in range(2)))
+
+
+def test_an_address_with_a_quote_is_put_into_a_record(tmp_path):
+    named = Path('wandb:/team/project/a"b')
+    record = {"path": f"{tmp_path}/run"}
+    assert address.rename(record, tmp_path, named) == {"path": 'wandb://team/project/a"b/run'}
+
+
 # W&B
 
 

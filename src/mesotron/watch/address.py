@@ -22,6 +22,7 @@ from mesotron.config.registry import ADDRESSES
 from mesotron.runs.extras import require
 
 MAX_ROWS = 500_000
+MAX_CHARACTERS = 2**30  # of a run's rows
 MAX_RUNS = 50
 FETCHED = "mesotron-fetched-"  # begins the name of a folder that is removed after use
 ADDRESS = re.compile(r"([a-z]+):/+(.+)")  # a path has lost one of the slashes
@@ -95,7 +96,8 @@ def is_fetched(path: Path) -> bool:
 
 def rename(record: dict[str, Any], place: Path, path: Path) -> dict[str, Any]:
     """The record of the watch with an address in place of where its logs lay."""
-    return json.loads(json.dumps(record).replace(str(place), spell(path)))
+    address_there = json.dumps(spell(path))[1:-1]  # as it is spelled inside a JSON string
+    return json.loads(json.dumps(record).replace(str(place), address_there))
 
 
 def write_history(folder: Path, name: str, rows: Iterable[dict[str, Any]]) -> Path:
@@ -109,10 +111,16 @@ def write_history(folder: Path, name: str, rows: Iterable[dict[str, Any]]) -> Pa
 
     place.mkdir()
     log = place / "history.jsonl"
+    characters = 0
     with log.open("w", encoding="utf-8") as file:
         for count, row in enumerate(rows):
-            if count >= MAX_ROWS:
-                raise ValueError(f"{name:.80} has more than {MAX_ROWS} rows: export a part of it")
-            file.write(json.dumps(row, default=str) + "\n")
+            line = json.dumps(row, default=str) + "\n"
+            characters += len(line)
+            if count >= MAX_ROWS or characters > MAX_CHARACTERS:
+                raise ValueError(
+                    f"{name:.80} has more than {MAX_ROWS:,} rows or {MAX_CHARACTERS:,} characters: "
+                    "export a part of it"
+                )
+            file.write(line)
 
     return log
