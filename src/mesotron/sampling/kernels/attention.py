@@ -191,16 +191,43 @@ def attend(
     norm_weights = norms.weights if has_norms else both  # a pointer that is not read
 
     _turn_kernel[(size,)](
-        both, query, cache, place, *angles, norm_weights, norms.eps, B, L,
-        H, K, D, HP, DP // 2, has_norms,
-    )  # fmt: skip
+        both,
+        query,
+        cache,
+        place,
+        *angles,
+        norm_weights,
+        norms.eps,
+        B,
+        L,
+        H,
+        K,
+        D,
+        HP,
+        DP // 2,
+        has_norms,
+    )
 
     base_two = scale / math.log(2)  # scores for exp2
     warps = WARPS if DP <= LARGE_HEAD else LARGE_WARPS
     _attend_kernel[(size, K)](
-        query, *cache, prefix.size, prefix.rows, prefix.starts, place, out,
-        L, window or L, base_two,
-        H, K, D, DP, RP, TILE, num_warps=warps,
-    )  # fmt: skip
+        query,
+        *cache,
+        prefix.size,
+        prefix.rows,
+        prefix.starts,
+        place,
+        out,
+        L,
+        window or L,
+        base_two,
+        H,
+        K,
+        D,
+        DP,
+        RP,
+        TILE,
+        num_warps=warps,
+    )
 
     return out

@@ -161,16 +161,43 @@ def draw(x: Tensor, head: Tensor, temperature: float, draws: Draws) -> tuple[Ten
     grid = (triton.cdiv(size, tile_b), T)
     tile_e = tile_e_of(x.element_size())
     _mass_kernel[grid](
-        x, head, highest, total, size, V, E, T, scale,
-        TILE_V, tile_b, tile_e, num_warps=warps_of(tile_b),
-    )  # fmt: skip
+        x,
+        head,
+        highest,
+        total,
+        size,
+        V,
+        E,
+        T,
+        scale,
+        TILE_V,
+        tile_b,
+        tile_e,
+        num_warps=warps_of(tile_b),
+    )
 
     tokens = x.new_empty(size, dtype=torch.long)
     logprobs = x.new_empty(size, dtype=torch.float32)
     _token_kernel[(size,)](
-        x, head, highest, total, draws.numbers, draws.slots, draws.count, tokens, logprobs,
-        draws.numbers.shape[1], V, E, T, scale,
-        triton.next_power_of_2(T), TILE_V, tile_e, temperature == 0, num_warps=8,
-    )  # fmt: skip
+        x,
+        head,
+        highest,
+        total,
+        draws.numbers,
+        draws.slots,
+        draws.count,
+        tokens,
+        logprobs,
+        draws.numbers.shape[1],
+        V,
+        E,
+        T,
+        scale,
+        triton.next_power_of_2(T),
+        TILE_V,
+        tile_e,
+        temperature == 0,
+        num_warps=8,
+    )
 
     return tokens, logprobs
