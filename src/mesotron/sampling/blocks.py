@@ -122,7 +122,11 @@ def block_obstacle(model: Any) -> str | None:
     if has_other_biases or activation_of(model) not in ACTIVATIONS:
         return "its layers have other biases or activations than Llama's or Gemma's"
 
-    config = model.config
+    return config_obstacle(model.config)
+
+
+def config_obstacle(config: Any) -> str | None:
+    """What of the settings in a model's config the fused decoder does not know."""
     capped = [name for name in CAPS if getattr(config, name, None)]
     if capped:
         return f"it has {capped[0]}"
