@@ -105,7 +105,7 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
     left_out: dict[str, str] = {}
 
     def usable(name: str, settings: dict[str, bool], obstacle: str | None) -> bool:
-        reason = next((setting for setting, is_set in settings.items() if is_set), obstacle)
+        reason = reason_against(settings, obstacle)
         if reason:
             left_out[name] = reason
         return reason is None
@@ -126,3 +126,12 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
         log.warning("rollout.fast runs without %s", reasons)
 
     return FastPaths(sampler, share, record, ragged)
+
+
+def reason_against(settings: dict[str, bool], obstacle: str | None) -> str | None:
+    """The first setting that is on, else the model's own obstacle."""
+    for setting, is_on in settings.items():
+        if is_on:
+            return setting
+
+    return obstacle
