@@ -78,9 +78,11 @@ class TruncatedPass:
 def kept_tokens(logits: Tensor, chosen: Tensor, sampling: Sampling) -> Tensor:
     """Which tokens (B, T, V) the sampler kept; always the one that it chose (B, T), which rounding
     may put just outside."""
-    probs = logits.softmax(dim=-1)
-    kept = sampling.truncate(probs.flatten(0, 1)).view_as(probs) > 0
-    return kept.scatter(-1, chosen[..., None], True)
+    kept = torch.empty_like(logits, dtype=torch.bool)
+    for row, own in zip(logits, kept, strict=True):  # a sort takes several times its row's memory
+        own.copy_(sampling.truncate(row.softmax(dim=-1)) > 0)
+
+    return kept.scatter_(-1, chosen[..., None], True)
 
 
 def logprobs_among(logits: Tensor, chosen: Tensor, kept: Tensor) -> Tensor:
