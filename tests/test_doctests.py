@@ -12,7 +12,7 @@ MODULES = sorted(
     for path in SOURCE.rglob("*.py")
 )
 # Absent on a machine without a GPU, or without the extra `jax`.
-OPTIONAL = {"triton", "jax", "optax", "lerobot", "ray"}
+OPTIONAL = {"triton", "jax", "optax", "lerobot", "ray", "httpx", "verifiers"}
 SLOW = ("mesotron.jax", "mesotron.ppo")  # they compile
 
 

@@ -61,7 +61,7 @@ def even(completion_ids, **_):
 # Real models; not run yet.
 GPU = {
     "sums": Setting(1e-4, "arith_smollm2 --save-every 0"),
-    "countdown": Setting(1e-4, "own --model smollm2 --task rg:countdown --steps 150"),
+    "countdown": Setting(1e-5, "own --model smollm2 --task rg:countdown --steps 150"),
     "gsm8k": Setting(1e-4, "gsm8k_smollm2 --steps 150"),
     "qwen": Setting(1e-6, "qwen05_boxed_muon_sgd --optim muon --steps 150"),
 }

@@ -17,8 +17,9 @@ from mesotron.agents.children import Children
 from mesotron.agents.folder import MAX_TEXT, Folder, as_data
 from mesotron.agents.server import make_server
 from mesotron.runs import RunFolder
+from support import mcp_child
 
-FAKE = (sys.executable, "-m", "support.mcp_child")
+FAKE = (sys.executable, mcp_child.__file__)
 READS = {
     "list_runs",
     "run_status",

@@ -26,6 +26,7 @@ from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.train import check
 from mesotron.rlvr.trl_arguments import check_updates, trl_arguments
 from mesotron.rlvr.trl_options import INSTEAD, grpo_fields, trl_options
+from mesotron.runs import RunFolder
 
 
 def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options):
@@ -249,12 +250,12 @@ def test_the_sources_give_the_fields_of_the_installed_config():
     assert set(grpo_fields()) == {f.name for f in fields(GRPOConfig) if f.init}
 
 
-def test_what_a_run_sets_cannot_be_passed():
+def test_what_a_run_sets_cannot_be_passed(tmp_path):
     config = TrainConfig(objective=ObjectiveConfig(entropy_target=0.3), **VLLM)
     model = SimpleNamespace(dtype=torch.float32)
     cpu = torch.device("cpu")
     own = trl_arguments(config.objective, config.rollout, config.optim)
-    own |= trainer_arguments(config, cpu, model, SimpleNamespace(checkpoints=""))
+    own |= trainer_arguments(config, cpu, model, RunFolder.create(tmp_path / "run", {}, {}))
 
     assert set(own) <= set(INSTEAD)
 

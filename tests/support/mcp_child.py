@@ -1,6 +1,6 @@
 """What tests start in place of `mesotron`: a run folder that gets a row every moment until SIGTERM.
 
-python -m support.mcp_child train arith --steps=20 --time-limit=5m --out=a
+python mcp_child.py train arith --steps=20 --time-limit=5m --out=a
 """
 
 import signal

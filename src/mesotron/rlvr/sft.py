@@ -74,6 +74,11 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
         matrices = self.optim_config.clip == "all"
         return clip_gradients(self._routed(), self.args.max_grad_norm, matrices).total
 
+    def note(self, metrics: dict[str, float]) -> None:
+        """Put metrics into the row of the step."""
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             for name, value in self._routed().stats().items():
