@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from support.local_server import serve
 
 COMMIT = "0" * 40
 
@@ -52,12 +53,5 @@ def serve_hub(repository: str, files: Mapping[str, bytes]) -> Iterator[str]:
             if with_body:
                 self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(Hub) as address:
+        yield address

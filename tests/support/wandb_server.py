@@ -1,11 +1,12 @@
 """A server on this machine that answers W&B's client as recorded, for one run of one project."""
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.local_server import serve
 
 VIEWER = {"id": "v", "username": "u", "entity": "e", "flags": "{}", "email": "", "teams": None}
 
@@ -31,15 +32,8 @@ def serve_wandb(path: str, name: str, history: Sequence[dict[str, Any]]) -> Iter
             self.end_headers()
             self.wfile.write(text)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(Server) as address:
+        yield address
 
 
 def answer(
